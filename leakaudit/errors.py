@@ -1,8 +1,8 @@
-"""The exceptions of leakaudit, drawn as a tree.
+"""The exceptions of leakaudit, as a tree.
 
-    LeakAuditError                  everything this package raises on purpose
+    LeakAuditError                  base of every exception that this package raises on purpose
       ConfigError                   a YAML file, a policy or a command-line option is wrong
-      UnknownPluginError            no attack, defence or metric of that name
+        UnknownPluginError          no attack, defence, metric or prior has that name
       PluginError                   a plugin's file or package does not register what it should
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         AnatomyError                a model's parts cannot be found by structure
@@ -10,17 +10,17 @@
         PriorError                  a prior cannot be loaded, or its tokens do not match the model's
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
-        SnapshotDamagedError        truncated, tampered with, or its parts do not belong together
-        SnapshotSealedError         encrypted, and no private key that fits was given
-        SnapshotVersionError        written by a newer leakaudit
+        SnapshotDamagedError        it is truncated or changed, or its parts do not belong together
+        SnapshotSealedError         it is encrypted, and no given private key opens it
+        SnapshotVersionError        a newer version of leakaudit wrote it
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
       PeersError                    the processes of a distributed run cannot be audited together
       SpoolError                    the folder between trainer and battery cannot be used
       ResultsError                  results.json cannot be read, or is of a newer major version
-      RedactionError                a text mode was asked for that the evidence or the policy does not allow
+      RedactionError                the evidence or the policy does not allow the requested text mode
 
-A message says what was asked, what was found and what to do. No message holds private text, token ids, label names or values of a tensor:
-only names, shapes, counts and norms.
+A message says what was asked, what was found and what to do. It may hold names, shapes, counts and norms. It never holds private text,
+token ids, label names or values of a tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 
 class LeakAuditError(Exception):
-    """Everything leakaudit raises on purpose."""
+    """The base of every exception that leakaudit raises on purpose."""
 
 
 class ConfigError(LeakAuditError):
@@ -38,7 +38,7 @@ class ConfigError(LeakAuditError):
 
 
 class UnknownPluginError(ConfigError):
-    """No attack, defence or metric of that name is registered."""
+    """No attack, defence, metric or prior of that name is registered."""
 
 
 class PluginError(LeakAuditError):
@@ -70,15 +70,15 @@ class SnapshotError(LeakAuditError):
 
 
 class SnapshotDamagedError(SnapshotError):
-    """A snapshot is truncated, tampered with, or its parts do not belong together."""
+    """A snapshot is truncated or changed, or its parts do not belong together."""
 
 
 class SnapshotSealedError(SnapshotError):
-    """A snapshot is encrypted, and no private key that fits was given."""
+    """A snapshot is encrypted, and no given private key opens it."""
 
 
 class SnapshotVersionError(SnapshotError):
-    """A snapshot was written by a newer leakaudit."""
+    """A newer version of leakaudit wrote the snapshot."""
 
 
 class NonFiniteUpdateError(SnapshotError):
@@ -108,7 +108,7 @@ class ResultsError(LeakAuditError):
 
 
 class RedactionError(LeakAuditError):
-    """A text mode was asked for that the evidence or the policy does not allow."""
+    """The evidence or the policy does not allow the requested text mode."""
 
 
 def type_and_place(error: BaseException) -> str:

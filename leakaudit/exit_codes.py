@@ -8,25 +8,25 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """Every exit code of this package; a number means the same for each command.
 
-    A process that a signal stopped ends with 128 and the signal's number (`stopped_by`), as shells count.
+    A process that a signal stopped ends with 128 plus the signal's number (`stopped_by`), as in shells.
     """
 
     PASS = 0
-    """The command is done; for `leakaudit gate`: the policy holds."""
+    """The command succeeded. For `leakaudit gate`: the policy is satisfied."""
     CRASH = 1
-    """An error of our own, with a traceback (Python's own code for it)."""
+    """A defect of leakaudit, with a traceback. Python itself uses this code for an uncaught exception."""
     USAGE = 2
-    """A wrong option, configuration or policy, a missing private key, or a machine that does not fit; trying again does not help."""
+    """A wrong option, configuration or policy, a missing private key, or an unsuitable machine. Another try does not help."""
     FAIL = 3
-    """The policy does not hold."""
+    """The policy is violated."""
     INCONCLUSIVE = 4
-    """The evidence is not enough for PASS or for FAIL. Nothing else ends with this code, so a pipeline can rely on it."""
+    """The evidence is not enough for PASS or for FAIL. Nothing else uses this code, so a pipeline can rely on it."""
     ERROR = 5
     """Results or snapshots cannot be read, trusted or written."""
     ORPHANED = 6
-    """The side process ended because its trainer ended; the next one audits the steps that it did not finish."""
+    """The side process ended because its trainer ended; the next side process audits the steps that it did not finish."""
     INTERRUPTED = 130
-    """Ctrl-C; results of what was finished are written."""
+    """Ctrl-C. The command writes the results of finished attempts before it ends."""
 
 
 def stopped_by(number: int) -> int:

@@ -1,13 +1,13 @@
-"""Names -> plugins: attacks, defences, metrics, priors.
+"""Registries of plugins by name: attacks, defences, metrics and priors.
 
-A plugin is one file with one frozen dataclass; its fields are its knobs. The decorator gives it its name:
+A plugin is one file with one frozen dataclass; its fields are its options (knobs). The decorator registers it under a name:
 
     @attack("span")
     @dataclass(frozen=True)
     class Span: ...
 
-Our own plugins need no list: every module of a plugin folder is imported, and has to register one plugin. Packages outside register
-through the entry-point group `leakaudit.plugins`: each entry point names a module whose import runs the decorators.
+Our own plugins need no list: the registry imports every module of a plugin folder, and each module must register one plugin. Other
+packages use the entry-point group `leakaudit.plugins`: each entry point names a module, and importing it runs the decorators.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Plugin = TypeVar("Plugin", bound=type)
 
 
 class Registry(Generic[Plugin]):
-    """The plugins of one kind, by name; filled on first look-up."""
+    """The plugins of one kind, by name; loaded at the first look-up."""
 
     def __init__(self, kind: str, home: str | None = None, unless_stated: Mapping[str, Any] | None = None) -> None:
         """Start empty.
@@ -39,7 +39,7 @@ class Registry(Generic[Plugin]):
         Args:
             kind: the noun for messages, such as `attack`; also the name of the decorator.
             home: the package whose modules hold our own plugins, one each; None for a registry that imports nothing.
-            unless_stated: class attribute -> value that a plugin has which does not state it.
+            unless_stated: class attribute -> default value for a plugin that does not define the attribute.
         """
         self.kind = kind
         self._home = home
@@ -75,7 +75,11 @@ class Registry(Generic[Plugin]):
             yield name, self._plugins[name]
 
     def __getitem__(self, name: str) -> Any:
-        """Return the plugin class called `name`, or say which names come near."""
+        """Return the plugin class called `name`.
+
+        Raises:
+            UnknownPluginError: there is none; the message suggests the nearest name and lists all.
+        """
         self._load()
         try:
             return self._plugins[name]
@@ -87,13 +91,13 @@ class Registry(Generic[Plugin]):
             ) from None
 
     def create(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Build the plugin `name` with its knobs set from `options`.
+        """Return the plugin `name` with its fields set from `options`.
 
         Strings are converted to the type of the field.
 
         Raises:
             UnknownPluginError: there is no such plugin.
-            ConfigError: an option is no field of it, or its value does not fit the field's type.
+            ConfigError: an option is not a field of the plugin, or the plugin does not accept its value.
         """
         plugin = self[name]
         knobs = {field.name: field for field in dataclasses.fields(plugin) if field.init}
@@ -128,7 +132,7 @@ class Registry(Generic[Plugin]):
         """
         if self._loaded or self._home is None:
             return
-        self._loaded = True  # at once: a plugin may look up another one while it is imported
+        self._loaded = True  # set first: a plugin may look up another one while it is imported
         try:
             self._load_own(self._home)
             for entry_point in entry_points(group=ENTRY_POINT_GROUP):
@@ -140,7 +144,7 @@ class Registry(Generic[Plugin]):
     def _load_own(self, home: str) -> None:
         """Import a module, or every module of a package.
 
-        Each module of a package has to register exactly one plugin.
+        Each module of a package must register exactly one plugin.
         """
         path = getattr(import_module(home), "__path__", ())
         for found in pkgutil.iter_modules(path, f"{home}."):
@@ -157,10 +161,10 @@ class Registry(Generic[Plugin]):
 def _load_other(entry_point: EntryPoint) -> None:
     """Import the module that another package names.
 
-    It has to register at least one plugin, of any kind.
+    The import must register at least one plugin, of any kind.
 
     Raises:
-        PluginError: it cannot be imported or registers nothing.
+        PluginError: the module cannot be imported, or it registers nothing.
     """
     package = entry_point.dist.name if entry_point.dist else "unknown"
     asked = f"the entry point {entry_point.name} = {entry_point.value!r} of the package {package!r}"
@@ -177,7 +181,7 @@ def _load_other(entry_point: EntryPoint) -> None:
 
 
 def _packages_in(module: Any) -> set[str]:
-    """Return the top-level packages of the names in a module, without ours."""
+    """Return the top-level packages that define the names in a module, except ours."""
     homes = (getattr(thing, "__module__", None) or getattr(thing, "__name__", "") for thing in vars(module).values())
     return {str(home).partition(".")[0] for home in homes if home} - {"leakaudit"}
 
@@ -186,7 +190,7 @@ def _packages_in(module: Any) -> set[str]:
 def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
     """Return the validator of one knob.
 
-    Cached, because observations look up their defences again and again.
+    It is cached, because observations look up their defences many times.
     """
     return TypeAdapter(get_type_hints(plugin)[key])
 

@@ -1,8 +1,8 @@
-"""Reports: one HTML page and one terminal screen from an audit.
+"""Reports of an audit: one HTML page and one terminal screen.
 
-Both take a `RedactedResult`, which `redact` makes. They may import `gate`, `results` and `files`.
+Both show a `RedactedResult`, which `redact` makes. The package may import `gate`, `results` and `files`.
 
-Imported as `leakaudit.reports`. Nothing here imports torch, so a report can be made on any machine.
+It is imported as `leakaudit.reports`. Nothing here imports torch, so a report can be made on any machine.
 """
 
 from leakaudit.reports.page import render_html, write_report

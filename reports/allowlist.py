@@ -1,6 +1,6 @@
 """The fields of the results that a report may show.
 
-A field that is not listed is private, so that a new field is not shown before somebody rates it.
+A field that is not listed is private, so a new field is not shown until somebody lists it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.NotTested: frozenset({"what", "why"}),
     scores.Overhead: frozenset({"blocked_s", "training_s", "check_s", "writer_s", "memory_mb", "disk_mb"}),
 }
-"""Fields of the results that a report may show. Free text among them is cleaned further down."""
+"""Fields of the results that a report may show. `redaction` also cleans the command, the environment and the reasons of errors."""
 
 
 ENVIRONMENT = frozenset(
@@ -164,7 +164,7 @@ ENVIRONMENT = frozenset(
 ERROR_TYPE = re.compile(
     r"[A-Za-z_][A-Za-z0-9_.]{0,60}(?:Error|Exception|Expired|Exit|Interrupt|Warning)(?: (?:at|in) [A-Za-z0-9_.]{1,60}:\d{1,6})?"
 )
-"""An exception's type and the place it came from, `ValueError at span.py:120`. Its message may quote what was read."""
+"""The type and the place of an exception, such as `ValueError at span.py:120`. Its message is hidden, because it may quote private data."""
 
 
 _PATH_LIKE = re.compile(r"[/\\]|^~|\.(jsonl?|csv|tsv|txt|ya?ml|safetensors|parquet|pt|bin|html)$", re.IGNORECASE)
@@ -194,14 +194,14 @@ def _allowed_value(value: Any) -> Any:
 
 
 def clean_command(command: str) -> str:
-    """Take paths and secrets out of a command line.
+    """Return a command line with placeholders for paths and secrets.
 
     >>> clean_command("leakaudit run /home/ann/spool --seed 7 --api-key abc")
     'leakaudit run <path> --seed 7 --api-key <secret>'
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # an unclosed quote: we cannot tell what belongs together
+    except ValueError:  # an unclosed quote: the words cannot be separated
         return "<not shown>" if command else ""
     cleaned: list[str] = []
     secret_follows = False

@@ -29,11 +29,11 @@ _LEAKS = {
 
 
 _MOST_CENSORED = EvidencePolicy().max_censored
-"""Share of the attempts that may run out of time before a cell counts as not finished: the policy's own default."""
+"""Largest share of attempts out of time in a cell that still counts as finished. It is the default of the policy."""
 
 
 def state_of(attempts: Sequence[Attempt]) -> str:
-    """Return the state of a cell: the worst that happened in its attempts."""
+    """Return the state of a cell: the worst outcome of its attempts."""
     worst = severity(attempts)
     if worst:
         return _LEAKS[worst]
@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def css(self) -> str:
-        """The state as a class name."""
+        """The state as a CSS class name."""
         return self.state.replace(",", "").replace(" ", "-")
 
 
@@ -72,7 +72,7 @@ def cell_for(results: Results, attack: str, defense: str) -> Cell:
 def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
     """Return the cell that sums up some attempts.
 
-    Unverifiable steps are in no number: those that leaked are named apart, the others are no evidence.
+    Its rates use verified steps only. Unverifiable steps that leaked are counted separately; the others are not evidence.
     """
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
@@ -98,9 +98,9 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
 
 
 def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
-    """Say on how many verified steps something leaked, and what.
+    """Return lines on how many verified steps leaked, with the bound on the rate.
 
-    Then come the bound on the rate, and how many steps ran out of time.
+    Further lines say what leaked, and how many steps ran out of time.
     """
     finished = [a for a in firm if a.finished]
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
@@ -124,14 +124,14 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
 
 
 def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
-    """Say how many steps ran out of time, and what came back by then."""
+    """Return a line on the steps out of time, with the share recovered until then."""
     on = f"out of time on {late} of {counted(steps, 'step')}"
     recall = pooled(a.scores.get("token_recall") for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED)
     return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
 
 
 def _measure_lines(attempts: Sequence[Attempt], catalogue: Catalogue) -> list[str]:
-    """Return the means of the metrics, and what an attack on words cannot show."""
+    """Return lines with means, and a note if an attack cannot show word order."""
     means = means_of(attempts, catalogue)
     lines = ["mean " + ", ".join(means)] if means else []
     scored = {name for a in attempts for name, found in a.scores.items() if isinstance(found, Score)}
@@ -152,9 +152,9 @@ def _lost_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _reach_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Say how much was in reach, and why texts were not recovered.
+    """Return lines on how much was in reach, and why texts were not recovered.
 
-    No line where nobody asked what was in reach.
+    There is no line if what was in reach was not measured.
     """
     shares = [("tokens", pooled(a.reachable_tokens for a in attempts))]
     shares += [("texts", pooled(a.reachable_sequences for a in attempts))]

@@ -2,9 +2,9 @@
 
 They hold no script and no style attribute, and load nothing.
 
-Colours are attributes, so that a chart can be read where a server strips the style sheet; the style sheet overrides
-them by value for dark mode. A shape always says what a colour says. Rates stand on a fixed axis from 0 to 100 %.
-Behind each chart the page has a table with the same data.
+Colours are attributes, so that a chart stays readable if a server removes the style sheet. For dark mode the style sheet replaces them
+by value. A shape always says the same as a colour. Rates have a fixed axis from 0 to 100 %. For each chart the page also has a table
+with the same data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from markupsafe import Markup, escape
 
 INK, MUTED, HAIRLINE = "#23211e", "#5e5a52", "#dcd7cb"
 LEAK, WORDS, LABELS = "#a11d1d", "#ad4324", "#8c5a3c"
-"""A sentence, words, labels: from the worst on."""
+"""Colours of leaked sentences, words and labels, from the worst to the least."""
 CLEAN, LATE, CRASH, BAND = "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
-"""The style sheet knows these values: change them in both places (a test compares)."""
+"""Further colours. The style sheet repeats all these values: change them in both places (a test compares them)."""
 
 COLOURS = (INK, MUTED, HAIRLINE, LEAK, WORDS, LABELS, CLEAN, LATE, CRASH, BAND)
 
@@ -40,11 +40,11 @@ STATES: dict[str, tuple[str, str, bool]] = {
 """Cell state -> shape, colour, whether the shape is filled."""
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""A name, never fetched. The tests check each specification against it with Altair."""
+"""Name of the schema, which is never fetched. The tests check each specification against it with Altair."""
 
 _MOST_TEXT = 26
 _LEFT = {"minExtent": 170, "maxExtent": 170, "labelLimit": 0}
-"""Room for names, in pixels: fixed, so that the layout does not depend on the fonts of the machine that draws."""
+"""Fixed room for names, in pixels, so that the layout does not depend on the fonts of the machine that draws."""
 _FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 
 
@@ -67,12 +67,12 @@ class RateBar:
     upper: float | None
     note: str
     found: Literal["leak", "clean", "open"]
-    """Whether it leaked, did not leak in steps that were all searched to the end, or nobody can tell."""
+    """`leak`: something leaked. `clean`: every search finished and nothing leaked. `open`: undecided."""
 
 
 @dataclass(frozen=True)
 class SharePoint:
-    """How much one attack got at one step."""
+    """The share that one attack recovered at one step."""
 
     step: int
     attack: str
@@ -81,7 +81,7 @@ class SharePoint:
 
 LINE_COLOURS = (INK, LEAK, CLEAN, LATE, CRASH, MUTED)
 LINE_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left")
-"""Of one line after another. Six colours and seven shapes come together again after 42 lines only."""
+"""Colours and shapes of successive lines. Six colours and seven shapes give 42 different pairs."""
 
 
 def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
@@ -90,7 +90,7 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
     Args:
         points: one for each attack and step, of two steps or more.
         title: what the chart says, in a sentence.
-        share: what the share is of, for the axis.
+        share: title of the axis.
     """
     x = _step_axis(sorted({point.step for point in points}))
     attacks = list(dict.fromkeys(point.attack for point in points))
@@ -124,13 +124,13 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
 def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
     """Draw what each attack recovered at each training step, as marks.
 
-    A line above them shows the share of the text that was recovered.
+    A chart above them shows the share of the text or of the labels that was recovered.
 
     Args:
         marks: one for each attack and step.
-        shares: (step, share of the text recovered by the best attack, None where there is no number).
+        shares: (step, share that the best attack recovered; None if there is no number).
         title: what the chart says, in a sentence.
-        share: what the share is of, for the axis.
+        share: title of the axis of the share.
     """
     steps = sorted({mark.step for mark in marks})
     x = _step_axis(steps)
@@ -170,11 +170,11 @@ _DOTS: dict[str, dict[str, Any]] = {
     "clean": {"shape": "circle", "color": CLEAN},
     "open": {"shape": "circle", "filled": False, "stroke": LATE, "strokeWidth": 1.6, "fill": "transparent"},
 }
-"""A rate that is open is drawn hollow: more time or more steps might move it."""
+"""An undecided rate is drawn as a hollow dot, because more time or more steps might change it."""
 
 
 def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:
-    """Draw rates with their bounds, one a row, against a limit."""
+    """Draw rates with their bounds, one per row, against a limit."""
     rows = [
         {
             "name": _clip(bar.name),
@@ -195,7 +195,7 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
     }
     x = _percent_axis("rate", None)
     dot: dict[str, Any] = {"type": "point", "opacity": 1, "filled": True, "size": 130}
-    # the note stands where no bar can reach: right of the rows, or above a single one, across from the limit's name
+    # no bar may cross the note: it is right of the rows, or above a single row, on the side without the limit's name
     width = 640 if one else 520
     aside: dict[str, Any] = {"align": "left", "x": width + 12}
     if one:
@@ -278,7 +278,7 @@ def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ticks(steps: Sequence[int]) -> list[int]:
-    """Return at most eight of the audited steps, where the ticks stand."""
+    """Return at most eight of the audited steps as places of the ticks."""
     if len(steps) <= 8:
         return list(steps)
     return [steps[round(i * (len(steps) - 1) / 7)] for i in range(8)]

@@ -1,6 +1,6 @@
-"""Compare the same steps with a defence and without it.
+"""The comparison of the same steps with a defence and without it.
 
-A step takes part only where both searches came to their end.
+The counts of leaks use only steps in which both searches were finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leakaudit.results.schema import Attempt, AttemptStatus, Results
 class Outcomes:
     """Outcomes of the steps under one defence.
 
-    True: the step leaked. False: it was searched to the end without a leak. None: it was not finished.
+    True: the step leaked. False: all searches finished without a leak. None: a search did not finish, and nothing leaked.
     """
 
     by_step: dict[str, bool | None]
@@ -29,7 +29,7 @@ class Outcomes:
 
     @property
     def finished(self) -> int:
-        """Steps that leaked or were searched to the end."""
+        """Steps that leaked, or whose searches all finished."""
         return sum(outcome is not None for outcome in self.by_step.values())
 
     @property
@@ -41,8 +41,8 @@ class Outcomes:
 def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str]) -> Outcomes:
     """Return the outcome of each step under `defense`.
 
-    A step is not finished where an attack ran out of time without the event, or where a text was in reach of a search that gave up:
-    more time or a better search might find it, so the defence did not stop it. A step that cannot be verified counts only if it leaked.
+    A step is not finished if an attack ran out of time without the event, or if a text was in reach of a search that gave up. More time
+    or a better search might find the text, so the defence did not stop the leak. A step that cannot be verified counts only if it leaked.
 
     Args:
         results: the audit.
@@ -66,7 +66,7 @@ def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str])
 def compare(before: Outcomes, after: Outcomes) -> str:
     """Say how many leaks the second defence stopped on the same steps.
 
-    The p-value is that of the exact sign test over the finished steps, and stands only where enough of them made a difference.
+    The p-value is that of the exact sign test over the finished steps. It is given only if the outcome differs in enough of them.
     """
     both = [step for step in before.by_step if step in after.by_step]
     if not both:

@@ -1,4 +1,4 @@
-"""The sections of the report, in order."""
+"""The list of the report's sections, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDER = (
     "provenance",
     "glossary",
 )
-"""Files of `sections/`, as the page shows them."""
+"""Modules of `sections/`, in the order of the page."""
 
 
 def sections_of(redacted: RedactedResult) -> list[Section]:
@@ -37,7 +37,7 @@ def sections_of(redacted: RedactedResult) -> list[Section]:
 
 @cache
 def section_functions() -> tuple[Callable[[RedactedResult], Section | None], ...]:
-    """Import the function `section` of every file.
+    """Return the function `section` of every module in `ORDER`.
 
     Raises:
         PluginError: a file of the folder is not in `ORDER`.

@@ -1,4 +1,4 @@
-"""Escaping: characters that could act are printed as their codes."""
+"""Escaping of text: active characters are printed as their codes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from markupsafe import Markup, escape
 def visible(text: str) -> Markup:
     """Return `text` for HTML, with every active character as its code.
 
-    Active characters do something instead of being read.
-
-    Controls (escape sequences too), directions, zero-width characters, lone surrogates and private-use characters: they
-    reverse a verdict, hide a word or break the writer.
+    Active characters have an effect instead of a visible shape: control characters (also in escape sequences), direction marks,
+    zero-width characters, lone surrogates and private-use characters. They could reverse the order of a verdict, hide a word or make
+    writing fail.
     """
     chip = Markup('<span class="chip">{}</span>')
     return Markup("").join(chip.format(_code(char)) if _acts(char) else escape(char) for char in str(text))
 
 
 def plain(text: str) -> str:
-    """Return `text` for attributes, titles and charts: the same codes, without markup."""
+    """Return `text` with codes for active characters, without any markup.
+
+    It serves HTML attributes, titles, charts and the terminal.
+    """
     return "".join(f"[{_code(char)}]" if _acts(char) else char for char in str(text))
 
 

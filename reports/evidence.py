@@ -1,4 +1,4 @@
-"""Links from a rule to what speaks most against it."""
+"""Links from a rule to the strongest evidence against it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def sample_anchors(redacted: RedactedResult) -> dict[tuple[str, str], str]:
 
 
 def evidence_anchor(rule: RuleVerdict, redacted: RedactedResult) -> str:
-    """Return the anchor of what speaks most against a rule.
+    """Return the anchor of the strongest evidence against a rule.
 
-    It is a text from the rule's worst step, or the matrix where no such text is shown.
+    It is a text from the rule's worst step, or the matrix if no such text is shown.
 
-    It is empty where nothing speaks against the rule.
+    It is empty if there is no evidence against the rule.
     """
     if rule.worst is None:
         return ""

@@ -29,7 +29,7 @@ def headline(verdict: Verdict) -> Markup | None:
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or rule.n < 2 or rule.observed is None:
         return None
-    # a count has no place on an axis of rates; the rule on the rate of the same event has
+    # a limit on a count does not fit an axis of rates, so the limit of a rule on the rate of the same event is drawn
     companions = (r for r in verdict.rules if r.kind == "max_rate" and r.subject == rule.subject)
     limiting = next(companions, None) if rule.kind == "max_count" else rule
     limit = limiting.threshold if limiting is not None else None
@@ -41,7 +41,9 @@ def headline(verdict: Verdict) -> Markup | None:
         note = f"{rule.k} of {rule.n} steps"
     note += f", {percent(rule.confidence)} bounds {rule_bounds(rule)}" if rule.upper is not None else ""
     text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
-    clean = rule.status is Status.PASS and not rule.censored  # a green dot on what nothing decided would say more
+    clean = (
+        rule.status is Status.PASS and not rule.censored
+    )  # a green dot would claim more than an undecided rule shows
     bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "clean" if clean else "open")
     return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
 

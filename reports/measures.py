@@ -1,6 +1,6 @@
-"""Metrics in reports: which are shown, in which order and how.
+"""Metrics in reports: their choice, order and format.
 
-Labels come from the catalogue of the results, so that a new metric is shown without a line here.
+Labels come from the catalogue of the results, so that a new metric needs no line here.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from leakaudit.results.short_outputs import about_labels, in_cells
 from leakaudit.results.summary import pooled
 
 _SHARES = ("token_recall", "token_precision", "masked_token_recall", "longest_run")
-"""Metrics that are shares of tokens: written in per cent, and first beside a text."""
+"""Metrics that are shares of tokens. They are written as percentages, and come first in the scores of a text."""
 
 
 def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: bool = True) -> list[str]:
     """Return the mean of every metric that a cell shows, such as `token recall 44%`.
 
     Args:
-        attempts: of one attack under one defence.
+        attempts: attempts of one attack under one defence.
         catalogue: holds the labels.
-        in_per_cent: whether shares of tokens are written in per cent.
+        in_per_cent: whether shares of tokens are written as percentages.
     """
     scored = dict.fromkeys(name for attempt in attempts for name in attempt.scores)
     means = {name: pooled(attempt.scores.get(name) for attempt in attempts) for name in in_cells(scored)}
@@ -48,7 +48,7 @@ def scores_of(found: SequenceScore, catalogue: Catalogue) -> list[str]:
 
 
 def label_metrics(catalogue: Catalogue) -> list[str]:
-    """Return the metrics of a section on labels."""
+    """Return the metrics that the section on labels shows."""
     return about_labels(name for name, entry in catalogue.metrics.items() if entry.level == "step")
 
 

@@ -1,6 +1,6 @@
 """The report: one HTML file that opens offline, loads nothing and needs no script.
 
-`redaction.py` decides what it may show, `leakaudit.gate` what it means, and each file of `sections/` what a part of it says.
+`redaction.py` decides what the report may show, `leakaudit.gate` gives the verdict, and each file of `sections/` fills one section.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOLDER = Path(__file__).parent / "templates"
 def render_html(redacted: RedactedResult) -> str:
     """Return the report as one HTML document.
 
-    The same input gives the same text: no clock, no random id, no locale.
+    The same input always gives the same text: the page does not use a clock, random ids or the locale.
     """
     css = style(redacted.mode)
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
@@ -58,24 +58,24 @@ def write_report(
     allow_full: bool = False,
     allow_full_in_ci: bool = False,
 ) -> Path:
-    """Render the run in `run_dir` and write the report, readable by its owner only.
+    """Write the report of the run in `run_dir`; only its owner can read the file.
 
     Args:
         run_dir: folder with `results.json` and, for mode full, `journal.jsonl`.
         mode: how much text to show; the policy's choice if None.
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
-        verdict: the verdict where one was reached already.
+        verdict: the verdict, if it exists already; None to evaluate `policy`.
         output: the file; `run_dir/report.html` if None.
-        allow_full: permits mode full where the policy does not.
-        allow_full_in_ci: permits it in CI, too.
+        allow_full: permits mode full even if the policy does not.
+        allow_full_in_ci: permits mode full in CI as well.
 
     Returns:
         Path of the report.
 
     Raises:
         ResultsError: the results or the journal cannot be read.
-        RedactionError: mode full is not permitted, has no text, or would be written to a folder that everybody may write to.
+        RedactionError: mode full is not permitted, has no text, or its folder is writable by everybody.
     """
     policy = policy or default_policy()
     mode = mode or policy.report.text
@@ -117,7 +117,7 @@ def _templates() -> Environment:
 def style(mode: TextMode) -> str:
     """Return the style sheet.
 
-    It repeats the banner on how to handle the report on every printed page.
+    It prints the start of the banner, which says how to handle the report, on every page.
     """
     margin = BANNERS[mode].partition(":")[0]
     pages = f'@page {{ margin: 18mm 16mm; @top-center {{ content: "{margin}"; font: 600 8pt sans-serif }} '
@@ -126,7 +126,7 @@ def style(mode: TextMode) -> str:
 
 
 def _page(redacted: RedactedResult) -> dict[str, Any]:
-    """Return the context of the page's own template."""
+    """Return the variables of the template of the whole page."""
     results, verdict = redacted.results, redacted.verdict
     return {
         "mode": redacted.mode.value,

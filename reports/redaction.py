@@ -1,14 +1,14 @@
 """Redaction: an audit reduced to what its report may show.
 
-Renderers accept a `RedactedResult` and nothing else. It is built field by field from an allow-list: a field that nobody
-has rated is not in it, so that a new field is private until somebody decides otherwise.
+Renderers accept only a `RedactedResult`. It is built field by field from an allow-list. A field that is not on the list is left out,
+so a new field is private until somebody lists it.
 
     mode      what the reader learns beyond scores
     hash      a keyed hash and a range of lengths for each sequence
     masked    also which sixteenths of each sequence were recovered
     full      the text and the class counts, from the private journal
 
-The first two are made from results.json alone. What they say about lengths: `leakaudit.results.schema.LENGTHS`.
+Reports in mode hash and masked are made from results.json alone. `leakaudit.results.schema.LENGTHS` says what they tell about lengths.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceSc
 
 @dataclass(frozen=True)
 class Run:
-    """A run of tokens of the same class, as a report shows it."""
+    """Neighbouring tokens with the same `TokenMatch`, as a report shows them."""
 
     match: TokenMatch
     tokens: int
@@ -46,7 +46,7 @@ class Recovered:
     scores: SequenceScore
     wall_s: float
     strip: str | None
-    """Which parts were recovered (`leakaudit.results.schema.Strip`); None in mode hash, or where the results do not say."""
+    """Which parts were recovered (`leakaudit.results.schema.Strip`); None in mode hash, or if the results do not have it."""
     true: tuple[Run, ...] | None
     """The true text, with the recovered parts marked; only in mode full, else None."""
     guess: tuple[Run, ...] | None
@@ -63,7 +63,7 @@ class SequenceView:
     length: str
     """Number of tokens as a power-of-two range."""
     recovered: tuple[Recovered, ...]
-    """One for each defence, the one that the run ships first."""
+    """One item for each defence. The update as the run ships it comes first."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,19 @@ class LabelView:
 
 @dataclass(frozen=True)
 class RedactedResult:
-    """An audit as it may be shown; renderers accept nothing else."""
+    """The parts of an audit that may be shown; renderers accept nothing else."""
 
     mode: TextMode
     results: Results
     """Rebuilt from the allow-list. A step that failed verification, or that is not recorded, has no attempts here."""
     verdict: Verdict
     sequences: tuple[SequenceView, ...]
-    """The one of which most was recovered comes first."""
+    """Sequences; the one of which most was recovered comes first."""
     labels: tuple[LabelView, ...]
     hidden_sequences: int
-    """How many sequences are left out, because a report shows a few only."""
+    """Number of sequences that are left out, because a report shows only a few."""
     hidden_environment: int
-    """How many entries of the environment are left out, because nobody rated them."""
+    """Number of entries of the environment that are left out, because they are not on the allow-list."""
 
 
 def redact(
@@ -106,20 +106,20 @@ def redact(
     top_samples: int = 20,
     environ: Mapping[str, str] | None = None,
 ) -> RedactedResult:
-    """Reduce an audit to what `mode` lets a reader see.
+    """Return the parts of an audit that a reader may see in `mode`.
 
     Args:
         results: the audit, as in results.json.
         journal: the private journal; only mode full uses it.
-        verdict: what the gate said of these results.
+        verdict: the verdict of the gate on these results.
         mode: how much text may be shown.
         allow_full: whether mode full is permitted (`report.allow_full` of the policy).
-        allow_full_in_ci: whether it is permitted where the environment variable CI is set: files are shared there.
-        top_samples: how many sequences to show in detail, those first of which most was recovered.
+        allow_full_in_ci: whether mode full is permitted even if the environment variable CI is set. CI keeps and shares files.
+        top_samples: how many sequences to show in detail: those of which most was recovered.
         environ: the environment; the process's own if None.
 
     Returns:
-        What renderers accept, and nothing else.
+        The input of the renderers.
 
     Raises:
         RedactionError: mode full is not permitted, or the journal holds no text.
@@ -143,7 +143,7 @@ def redact(
 def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
     """Refuse text mode full on a CI machine.
 
-    An audit asks before its first attack, so that it does not fail at its end.
+    An audit calls this before its first attack, so that it does not fail at its end.
 
     Raises:
         RedactionError: the environment variable CI is set.
@@ -201,7 +201,7 @@ def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:
 
 # ------------------------------------------------------------------------------------------------------ text and labels
 def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[SequenceView]:
-    """Return what was recovered by true sequence, the most first."""
+    """Return one view for each true sequence, the most recovered one first."""
     samples: dict[tuple[str, ...], Sample] = {}
     for entry in entries:
         for sample in entry.samples:
@@ -229,7 +229,7 @@ def _sequences(results: Results, entries: Sequence[JournalEntry], mode: TextMode
 def _gain(found: SequenceScore) -> tuple[float, float, float]:
     """Return the key by which samples are sorted.
 
-    Exact comes first, then more of the text by any measure, then more of it in order.
+    Exact texts come first, then texts with a larger `amount`, then texts with a higher ROUGE-L.
     """
     return float(found.exact or False), amount(found) or 0.0, found.scores.get("rougeL", 0.0)
 
@@ -244,12 +244,12 @@ def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mo
 
 
 def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
-    """Join neighbouring tokens of the same class.
+    """Return runs of neighbouring tokens with the same `TokenMatch`.
 
     Args:
-        pattern: one `TokenMatch` a token; anything else counts as wrong. A pattern of another length does not belong to these
-            tokens, and then nothing is marked as recovered.
-        tokens: display strings, one a token.
+        pattern: one `TokenMatch` for each token; any other letter counts as wrong. A pattern of another length does not belong to
+            these tokens, so then no token is marked as recovered.
+        tokens: the tokens as the tokenizer writes them.
 
     Returns:
         Runs that cover the tokens in order.
@@ -268,9 +268,9 @@ def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
 
 
 def _pieces(tokens: Sequence[str]) -> list[str]:
-    """Return one string a token, so that joining them gives text.
+    """Return one string for each token; joined they give the text.
 
-    `##ing` goes on with the word; a leading U+0120 or U+2581 starts a word; where neither is used, every token is a word.
+    `##ing` continues a word, and a leading U+0120 or U+2581 starts a word. If neither is used, every token is a word.
     """
     starts = any(token[:1] in ("\u0120", "\u2581") for token in tokens)
     pieces: list[str] = []
@@ -307,7 +307,7 @@ def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -
 def _class_letters(samples: Sequence[LabelSample]) -> dict[int, str]:
     """Return class -> letter, the most frequent class first.
 
-    The number of a class would give its name away.
+    The index of a class would reveal which class it is.
     """
     totals: dict[int, int] = {}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""What a section of the report is."""
+"""The type of a section of the report."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_ROWS = 200
-"""Rows of a table of steps. Our choice: a browser shows them at once, and a reader does not read more."""
+"""Most rows of a table of steps. Our choice: a browser shows them without delay, and nobody reads more."""
 
 
 @dataclass(frozen=True)
 class Section:
     """One section of the report.
 
-    `templates/sections/<anchor>.html.j2` prints its context.
+    The template `templates/sections/<anchor>.html.j2` prints its context.
     """
 
     anchor: str
-    """Name of the section's file, of its template, and of its place in the page."""
+    """Name of the section's module, of its template and of its HTML anchor."""
     title: str
     """Entry in the list of contents."""
     context: Mapping[str, Any]
-    """What the template prints, by name."""
+    """Variables of the template, by name."""
     heading: str = ""
-    """Heading above the section; the title where it is empty."""
+    """Heading above the section; if it is empty, the title is used."""

@@ -1,4 +1,4 @@
-"""Strips: which sixteenths of a text were recovered, as bars and in words."""
+"""Strips, which show the recovered sixteenths of a text as bars or in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import groupby
 
 
 def strip_in_words(strip: str) -> str:
-    """Describe a strip for readers who use a screen reader."""
+    """Return a strip in words, for people who use a screen reader."""
     whole, none = sum(cell in "4d" for cell in strip), strip.count("0")
     order = sum(cell in "1234" for cell in strip)
     return (
@@ -19,9 +19,9 @@ _BARS = "▁▂▄▆█"
 
 
 def strip_runs(strip: str) -> list[tuple[str, str]]:
-    """Return a strip as pairs (kind, bars).
+    """Return a strip as pairs (kind, bars), one for each run of the same kind.
 
-    `b` was recovered in order, `u` without order, and `.` was not recovered.
+    The kind is `b` for recovered in order, `u` for recovered without order, and `.` for not recovered.
     """
     return [(kind, "".join(map(_bar, cells))) for kind, cells in groupby(strip, key=_kind)]
 

@@ -1,4 +1,4 @@
-"""The audit on one screen of a terminal."""
+"""The printed form of an audit: one screen of a terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
 def print_audit(redacted: RedactedResult, console: Console, report: Path | None = None) -> None:
     """Print a redacted audit and the path of its report.
 
-    Text from the results is printed as text: no markup is read from it, and control characters appear as their codes.
+    Text from the results is never read as markup, and its control characters are printed as codes.
     """
     print_verdict(redacted.verdict, console=console)
     if attack_names(redacted.results):
@@ -73,7 +73,7 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
 
 
 def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | None = None) -> None:
-    """Print a verdict and below it each rule; only the verdict if `quiet`."""
+    """Print a verdict and its first rules; only the verdict if `quiet`."""
     console = _console(console)
     head = Text()
     head.append(f" {verdict.verdict} ", style=f"bold reverse {_COLOURS[verdict.verdict]}")
@@ -108,11 +108,11 @@ def _seen(rule: RuleVerdict) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """Cell of the matrix: one attack under one defence."""
+    """A cell of the matrix: one attack under one defence."""
 
     state: str
     counts: str
-    """How many steps leaked, or why there is nothing to count; may be empty."""
+    """How many steps leaked, or why none could be counted; may be empty."""
     measured: str
     """Means of the metrics; may be empty."""
 
@@ -122,7 +122,7 @@ class _Cell:
 
 
 _PADDING = 1
-"""Blanks beside a column, on its right."""
+"""Number of blanks on the right of a column."""
 
 
 def _cell(results: Results, attack: str, defense: str) -> _Cell:
@@ -138,9 +138,9 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
 
 
 def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
-    """Say how many steps leaked.
+    """Return how many steps leaked, in words.
 
-    Unverifiable ones stand apart: without a leak they are no clean steps.
+    Unverifiable steps are counted separately, because without a leak they are not clean steps.
     """
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
@@ -152,7 +152,7 @@ def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
 def _title(results: Results, defense: str) -> str:
     """Return the title of a defence.
 
-    The update as it was sent is named after what the run ships.
+    For the update as it was sent, the title names the defence that the run ships.
     """
     if defense != _SENT:
         return plain(defense)
@@ -163,7 +163,7 @@ def _title(results: Results, defense: str) -> str:
 def _print_matrix(results: Results, console: Console) -> None:
     """Print every attack under every defence.
 
-    Defences stand side by side where that fits, else one below the other.
+    Defences are columns of one table if that fits the terminal, else separate lists.
     """
     attacks, defenses = attack_names(results), defense_names(results)
     cells = {(a, d): _cell(results, a, d) for a in attacks for d in defenses}

@@ -1,4 +1,4 @@
-"""Words and numbers that several parts of a report write alike."""
+"""The wording of words and numbers that several parts of a report share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEANINGS = {
 
 
 OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
-"""Outcome of a text that was not recovered -> what a reader is told."""
+"""Outcome of a text that was not recovered -> its wording in the report."""
 
 
 def rule_bounds(rule: RuleVerdict) -> str:

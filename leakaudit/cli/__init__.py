@@ -1,12 +1,12 @@
 """The command line: `leakaudit COMMAND`.
 
-There is one module for each command or pair of commands.
+A module holds one command or a few related ones.
 
-A command parses its options, makes one call, prints, and ends with an exit code. stdout is the answer; stderr is progress and
-diagnostics. Heavy imports stand inside the commands, so that `--help` and the gate start fast. It may import every room.
+A command parses its options, does its work, prints, and ends with an exit code. stdout has the answer; stderr has progress and
+diagnostics. Heavy imports are inside the commands, so that `--help` and the gate start fast. It may import every room.
 
-Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 128 + n stopped by signal n
-(130 Ctrl-C, 143 SIGTERM).
+Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 6 side process whose
+trainer ended, 128 + n stopped by signal n (130 Ctrl-C, 143 SIGTERM).
 """
 
 from __future__ import annotations

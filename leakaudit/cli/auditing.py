@@ -1,4 +1,4 @@
-"""Audits steps into a folder: what `simulate` and `run` share."""
+"""The audit of steps into a folder, which `simulate` and `run` share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RESUME_HELP = (
 
 
 def check_policy(path: Path) -> None:
-    """Fail on a wrong policy before hours of attacks, not after."""
+    """Refuse a wrong policy before the attacks start."""
     from leakaudit.gate.policy import load_policy
     from leakaudit.plugins.names import registered_names
 
@@ -46,13 +46,13 @@ class Steps:
     """The client steps of an audit."""
 
     digest: str
-    """Of all that they depend on."""
+    """Digest of everything that the steps depend on."""
     tokenizer: Any
     numbers: Sequence[int]
     snapshot: Callable[[int], Snapshot]
-    """Makes or reads the step of a number."""
+    """Function that makes or reads the step with a number."""
     planned: bool = True
-    """The run has these steps and no more; else it is not known how many it had."""
+    """Whether the run has exactly these steps; if False, the number of its steps is unknown."""
 
 
 def audit_steps(
@@ -68,9 +68,9 @@ def audit_steps(
     Args:
         config: attacks, defences, folder and the rest.
         steps_of: makes or finds the steps.
-        resume: as the option says.
-        as_json: print one JSON document.
-        shown_options: options of closed types that are kept in the results as they are.
+        resume: whether to continue an unfinished audit; None to decide as `RESUME_HELP` says.
+        as_json: whether to print one JSON document.
+        shown_options: options without private values, which the results show as they are.
     """
     with stop_on_signals() as stop:
         try:
@@ -89,10 +89,10 @@ def _run(
     """Attack every step and write results, verdict and report.
 
     Returns:
-        The results, and what stopped the audit before its end.
+        The results, and the interrupt that stopped the audit before its end; None if it was complete.
 
     Raises:
-        Stopped: before an attempt was finished.
+        KeyboardInterrupt: a signal came before an attempt was finished.
     """
     import torch
 
@@ -131,10 +131,10 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
     """Run the battery over the steps that are not audited yet.
 
     Returns:
-        What stopped it, None if it came to its end.
+        The interrupt that stopped it; None if all steps are done.
 
     Raises:
-        KeyboardInterrupt: stopped before an attempt was finished.
+        KeyboardInterrupt: it was stopped before an attempt was finished.
     """
     pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
     pace = Pace(len(steps.numbers), pairs, audit.controls_left)
@@ -162,15 +162,15 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
 
 
 def _source(config: AuditConfig, steps: Steps) -> str:
-    """Return the digest of all that the journal depends on, except the battery."""
+    """Return the digest of everything that the journal depends on, except the battery."""
     asked = (config.text.value, config.controls, str(config.sentence_model), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
 
 def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
-    """Return this command as results may show it.
+    """Return this command in the form that results may show.
 
-    Plugins are shown with those knobs that are numbers or choices.
+    Of the options of plugins, only numbers and choices are shown.
     """
     from leakaudit.audit.battery import battery_of
 

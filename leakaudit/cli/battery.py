@@ -1,4 +1,4 @@
-"""Attacks and defences as the command line writes them."""
+"""A parser of the attacks and defences on the command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def specs_of(text: str) -> tuple[PluginSpec, ...]:
 
 
 def with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tuple[PluginSpec, ...]:
-    """Add `name.knob=value` options to the plugins they name.
+    """Add options such as `name.knob=value` to the plugins that they name.
 
     Raises:
         ConfigError: an option has another form, or names a plugin that is not in the list.
@@ -74,7 +74,7 @@ class BatteryOption(click.Option):
 
 
 def battery_of_data(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
-    """Return the attacks that were asked for, or the defaults.
+    """Return the requested attacks, or the defaults.
 
     The defaults are attacks on text, or on labels if batches hold no text.
 

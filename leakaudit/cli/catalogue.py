@@ -1,4 +1,4 @@
-"""`leakaudit attacks`, `defenses` and `schema`: what there is."""
+"""`leakaudit attacks`, `defenses` and `schema`, which list and describe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakaudit.cli.common import clear_errors
 
 
 def catalogue(kind: str, fields: tuple[str, ...], as_json: bool) -> None:
-    """Print what plugins of one kind there are, with the metadata they carry."""
+    """Print the plugins of one kind with some of their metadata."""
     import dataclasses
     import inspect
 

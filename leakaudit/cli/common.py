@@ -1,4 +1,4 @@
-"""What the commands share: types of options, messages, exit codes."""
+"""Types of options, messages and exit codes that the commands share."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ IDENTITY_HELP = (
 
 
 def say(line: str) -> None:
-    """Print a line on stderr; nobody who listens is no reason to stop."""
+    """Print a line on stderr; continue if stderr is closed."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 
 @contextmanager
 def answering_nobody() -> Iterator[None]:
-    """Close the standard input, so that no library can ask a question.
+    """Make the standard input empty, so that no library can ask a question.
 
-    A question then reads the end of the input, which means no.
+    A library that asks reads the end of the input, which means no.
     """
     before = sys.stdin
     with Path(os.devnull).open(encoding="utf-8") as nobody:
@@ -76,10 +76,10 @@ def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
 def public_command(shown: Mapping[str, str] | None = None) -> str:
     """Return the running command with its options, without private values.
 
-    Numbers, choices and flags stand as they were given, paths as `<path>` and free texts as `<text>`.
+    Numbers, choices and flags are shown as given, paths as `<path>` and free texts as `<text>`.
 
     Args:
-        shown: parameter -> what to show in the place of its value, where the caller has read it; empty for nothing.
+        shown: parameter -> text to show instead of its value, for parameters that the caller has parsed; empty to omit the parameter.
     """
     context = click.get_current_context()
     words: list[str] = []
@@ -97,7 +97,7 @@ def public_command(shown: Mapping[str, str] | None = None) -> str:
 
 
 def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
-    """Return one option or argument of the command line as it may be shown."""
+    """Return one option or argument of the command line without private values."""
     values = value if isinstance(value, tuple) else (value,)
     shown = [public_value(parameter.type, one) for one in values]
     if isinstance(parameter, click.Argument):
@@ -109,9 +109,9 @@ def _public_words(parameter: click.Parameter, value: Any) -> list[str]:
 
 
 def public_value(kind: click.ParamType[Any], value: Any) -> str:
-    """Return an option's value as it may be shown.
+    """Return an option's value, or a placeholder if it may be private.
 
-    Numbers and choices stay; paths and texts become placeholders.
+    Numbers and choices are returned as text; paths and texts become placeholders.
     """
     if isinstance(kind, click.Choice) or (isinstance(value, int | float) and not isinstance(value, str)):
         return str(value)

@@ -1,4 +1,4 @@
-"""Command-line options made of a dataclass's fields."""
+"""Command-line options that are made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def options_of(kind: type) -> Callable[[Command], Command]:
     """Return a decorator that adds one option for each field of a dataclass.
 
     Args:
-        kind: a dataclass whose fields have `help` in their metadata, and as limits `minimum`, `maximum` or `above`. Types: str, int,
-            float, Path, a Literal, any of them or None, and tuple[str, ...], which is written with commas.
+        kind: a dataclass whose fields have `help` in their metadata, and as limits `minimum`, `maximum` or `above`. Allowed types are
+            str, int, float, Path, a Literal, any of these or None, and tuple[str, ...], which is written with commas.
     """
     hints = get_type_hints(kind)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from leakaudit.gate.policy import Policy
 
 LOW_DISK_GIB = 2.0
-"""Free space below which a warning is due. A snapshot of a 110M-parameter model takes 0.8 GiB, and one is in flight at a time."""
+"""Free space in GiB below which the doctor warns. A snapshot of a 110M-parameter model takes 0.8 GiB; one is written at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Check:
 
 
 def examine(config_path: Path | None = None) -> list[Check]:
-    """Run every check; a check that cannot run says so and fails."""
+    """Return the results of all checks."""
     checks = [_versions(), _device()]
     checks += check_configuration(config_path)
     checks.append(_positive_control())
@@ -140,7 +140,7 @@ def _positive_control() -> Check:
         facts = public_facts(model, tokenizer, task="classification", training=False)
         seen = ClientStep(model, truth, StepRecipe(training=False), facts).observe()
         guess = Span()(seen, torch.Generator().manual_seed(0), Budget(20))
-    except Exception as error:  # the doctor reports, whatever is wrong
+    except Exception as error:  # the doctor reports every problem
         return Check("fail", f"positive control: the attack crashed ({type(error).__name__})")
     seconds = time.perf_counter() - start
     found = [sequence.token_ids for sequence in guess.sequences or ()]

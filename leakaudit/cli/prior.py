@@ -1,4 +1,4 @@
-"""`leakaudit prior`: make a prior of text, and ask one what it thinks of texts."""
+"""`leakaudit prior`: list, train and try priors of language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group(short_help="Make and try priors of language.")
 def prior() -> None:
-    """Make and try priors: what an attack knows about the language of a text."""
+    """Make and try priors, which tell an attack how likely a text is."""
 
 
 @prior.command("list", short_help="List the priors.")
@@ -37,12 +37,16 @@ def list_command(as_json: bool) -> None:
     "--tokenizer",
     type=EXISTING,
     required=True,
-    help="Folder of the victim's tokenizer; its tokens are what is counted.",
+    help="Folder of the victim's tokenizer; the prior counts its tokens.",
 )
 @click.option("--out", type=EXISTING, required=True, help="File for an n-gram model, folder for a language model.")
 @click.option("--kind", type=click.Choice(["causal-lm", "ngram"]), default="causal-lm", show_default=True)
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True, help="To train for."
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Minutes of training.",
 )
 @click.option("--order", type=click.IntRange(min=1), default=4, show_default=True, help="Tokens of the longest n-gram.")
 @click.option(
@@ -51,7 +55,7 @@ def list_command(as_json: bool) -> None:
     type=click.FloatRange(min=0, max=0.5),
     default=0.02,
     show_default=True,
-    help="Share of the texts that is kept from training and judged by; with 0 nothing is.",
+    help="Share of the texts that are kept out of training, to measure perplexity; 0 measures none.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as one JSON document.")
@@ -71,7 +75,7 @@ def train(
 
     A small language model takes minutes, an n-gram model seconds.
 
-    The perplexity that is printed is that of texts which were kept from training.
+    The printed perplexity is measured on texts that were kept out of training.
     """
     from leakaudit.algorithms.language_models.training import held_out, save_causal_lm, train_causal_lm
     from leakaudit.models.loading import load_tokenizer
@@ -99,7 +103,7 @@ def train(
 
 
 def _judged(prior_path: Path, tokenizer: Any, texts: list[str]) -> float:
-    """Return a prior's perplexity on texts, ends of texts included."""
+    """Return a prior's perplexity on texts, including the ends of texts."""
     from leakaudit.algorithms.language_models.training import perplexity
     from leakaudit.plugins.prior_loading import load_prior
     from leakaudit.plugins.prior_protocol import tokenizer_vocabulary
@@ -110,7 +114,7 @@ def _judged(prior_path: Path, tokenizer: Any, texts: list[str]) -> float:
 
 
 def _progress() -> Any:
-    """Return what shows training's progress on stderr: now and then a line."""
+    """Return a function that prints a line on stderr after each tenth of training."""
     shown = -1
 
     def line(now: Progress) -> None:
@@ -133,7 +137,7 @@ def _progress() -> Any:
 def score(what: str, tokenizer: Path, text: Path | None, sentences: tuple[str, ...], as_json: bool) -> None:
     """Print the nats a token and the perplexity of SENTENCES, or of a file.
 
-    Sentences are read from stdin, one a line, where neither is given.
+    If neither is given, sentences are read from stdin, one per line.
     """
     import math
 

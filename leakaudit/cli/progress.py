@@ -1,4 +1,4 @@
-"""How far an audit has come and how long it will take, from the times it measured."""
+"""Progress of an audit, with an estimate of the time that is left."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from leakaudit.results.journal import JournalEntry
 
 PLAIN_LINE_SECONDS = 30.0
-"""Off a terminal, progress is one line per this many seconds: enough to see it live in a log, few enough to read."""
+"""Seconds between two lines of progress if stderr is not a terminal. Our choice: a log shows that the audit runs and stays short."""
 
 Pair = tuple[str, str]
 """Attack and defence."""
 
 
 def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
-    """Return what an audit will do and how long its attacks may take.
+    """Return a line on the size of an audit and the longest time of its attacks.
 
     >>> plan(60, 4, 3, 60.0)
     'plan: 60 steps x 4 attacks x 3 defences = 720 attempts, at most 12 h at 60 s each'
@@ -33,21 +33,22 @@ def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
 
 
 class Pace:
-    """Measures how long attempts take, and estimates the time that is left.
+    """A measurement of attempts that estimates the time that is left.
 
-    A step's wall time is split at every finished attempt, so recomputation, scoring and files count to the attempt after them.
+    The wall time of a step is split at every finished attempt, so the time for recomputation, scoring and files belongs to the attempt
+    that finishes next.
     """
 
     def __init__(
         self, steps: int, pairs: Sequence[Pair], controls: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin before the first step.
+        """Start the measurement before the first step.
 
         Args:
-            steps: of the audit.
+            steps: number of steps of the audit.
             pairs: attack and defence of every attempt on one step.
-            controls: control steps that are still to be run, one after a step.
-            clock: seconds, from any start.
+            controls: number of control steps that are still due; each runs after a step.
+            clock: returns seconds since any fixed time.
         """
         self.steps = steps
         self._done = dict.fromkeys(pairs, 0)
@@ -70,13 +71,13 @@ class Pace:
     def resume(self, finished: Sequence[Pair]) -> None:
         """Count attempts that an earlier run finished.
 
-        They say nothing about this run's times.
+        Their times are not used for the estimate.
         """
         for pair in finished:
             self._done[pair] = self._done.get(pair, 0) + 1
 
     def begin_step(self) -> None:
-        """Begin to measure a step."""
+        """Start the measurement of a step."""
         self._last = self._clock()
 
     def finish(self, pair: Pair) -> None:
@@ -85,14 +86,14 @@ class Pace:
         self._times.setdefault(pair, []).append(self._lap())
 
     def end_step(self) -> None:
-        """Count what came after the last attempt: the control step."""
+        """Record the time after the last attempt, which the control step took."""
         self._tails.append(self._lap())
         self._controls = max(0, self._controls - 1)
 
     def left_s(self) -> float | None:
         """Return the estimated seconds that are left.
 
-        None before every kind of attempt was seen once.
+        It is None until every pair that is still due was measured once.
         """
         rest = {pair: self.steps - done for pair, done in self._done.items() if done < self.steps}
         if any(not self._times.get(pair) for pair in rest):
@@ -100,7 +101,7 @@ class Pace:
         return sum(n * _mean(self._times[pair]) for pair, n in rest.items()) + self._controls * _mean(self._tails)
 
     def left(self) -> str:
-        """Return the same in words; empty where it is not known yet."""
+        """Return the estimate in words; empty while it is unknown."""
         seconds = self.left_s()
         return "" if seconds is None else f"about {duration(seconds)} left"
 
@@ -115,10 +116,10 @@ def _mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def shown(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
-    """Show progress on stderr: a bar on a terminal, else a line now and then.
+    """Show progress on stderr: a bar on a terminal, else a line at intervals.
 
     Yields:
-        What is to be called after every finished attempt.
+        The function to call after every finished attempt.
     """
     with _bar(pace) if sys.stderr.isatty() else _lines(pace) as show:
 

@@ -42,7 +42,8 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
         now=datetime.now(UTC),
         policy=rules,
         output=output,
-        allow_full=mode is TextMode.FULL,  # asking by name is the leave, unless a policy says otherwise
+        allow_full=mode
+        is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above
         allow_full_in_ci=allow_full_in_ci,
     )
     click.echo(str(path))

@@ -1,4 +1,4 @@
-"""`leakaudit run` and `leakaudit worker`: kept steps, attacked."""
+"""`leakaudit run` and `leakaudit worker`, which attack kept steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leakaudit.errors import ConfigError
     "--idle-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop when nothing new has come for so long: a trainer that died on another machine cannot say so.",
+    help="Stop after this time without a new snapshot; a trainer that died on another machine cannot report it.",
 )
 @clear_errors
 def worker(spool: Path, once: bool, device: str | None, identity: Path | None, idle_limit: float | None) -> None:
@@ -31,8 +31,8 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
 
     SPOOL is an audit's folder or the spool in it.
 
-    The callback starts this by itself. As a job of its own, on this machine or another that sees the folder, it takes over what
-    `schedule: deferred` and `at_end: leave` keep; started again, it goes on where it was.
+    The callback starts this command by itself. You can also start it as a separate job, on any machine that sees the folder: it then
+    audits the snapshots that `schedule: deferred` and `at_end: leave` keep. If it is started again, it continues where it stopped.
     """
     from leakaudit.audit.devices import check_device
     from leakaudit.audit.worker import run_worker
@@ -70,7 +70,7 @@ def run(
 
     SNAPSHOTS are snapshot folders, or a spool or folder that holds some.
 
-    An earlier audit in --out moves to OUT.1, OUT.2 and so on, and one that was stopped is continued, as by `simulate`.
+    An earlier audit in --out moves to OUT.1, OUT.2 and so on. An audit that was stopped is continued, as by `simulate`.
     """
     wait_passively()
     from leakaudit.cli.snapshots import private_keys

@@ -1,4 +1,4 @@
-"""`leakaudit simulate`: client steps made of a model and a data file, attacked."""
+"""`leakaudit simulate`: attacks on client steps made from a model and a data file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
     The results are results.json, verdict.json and report.html in --out.
 
     Nothing in --out is overwritten: an earlier audit there moves to OUT.1, OUT.2 and so on. If an audit was stopped, the same
-    command continues it. After Ctrl-C, SIGTERM or SIGHUP the command writes results and a report of what is finished and stops
+    command continues it. After Ctrl-C, SIGTERM or SIGHUP the command writes results and a report of the finished attempts and stops
     (exit 130, 143, 129); a second signal ends it at once. Attacks use the CPU threads that are idle, or OMP_NUM_THREADS if it is
     set.
     """
@@ -139,7 +139,7 @@ def _check_files(config: AuditConfig) -> None:
     """Refuse a wrong policy, sentence model or text mode before any attack.
 
     Raises:
-        LeakAuditError: says which, and why.
+        LeakAuditError: one of them is wrong; the message says which and why.
     """
     from leakaudit.results.schema import TextMode
 
@@ -156,12 +156,12 @@ def _check_files(config: AuditConfig) -> None:
 
 
 def _simulator(what: dict[str, Any]) -> Any:
-    """Return the simulator of the client steps: of texts, or of arrays.
+    """Return the simulator of the client steps, for texts or for arrays.
 
-    Arrays are a file of tensors.
+    A data file of tensors (.safetensors) holds arrays.
 
     Raises:
-        ConfigError: an option is for texts only.
+        ConfigError: an option for texts was given with arrays.
     """
     if what["data"].suffix != ".safetensors":
         from leakaudit.audit.simulation.texts import Simulator

@@ -1,4 +1,4 @@
-"""`leakaudit snapshots`: what is kept, whether it is whole, and how it goes."""
+"""`leakaudit snapshots`: list, check, hold and remove kept snapshots."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def spool_of(path: Path) -> Path:
-    """Return the spool folder, given itself or the audit's folder around it."""
+    """Return the spool, given its own folder or the audit's folder."""
     return path / "spool" if (path / "spool" / "audit.json").is_file() else path
 
 
 def private_keys(path: Path | None) -> tuple[str, ...]:
-    """Return the private keys of a file, of stdin for `-`, or of a named file.
+    """Return the private keys in a file, or in stdin for `-`.
 
-    The environment may name the file. Without any file there are no keys.
+    If `path` is None, the environment may name the file. Without a file there are no keys.
 
     Raises:
         ConfigError: the file cannot be read, others can read it, or it holds no key.
@@ -129,7 +129,7 @@ def _row(spool: Spool, item: Item, now: datetime) -> tuple[str, ...]:
 
 
 def _fate(spool: Spool, item: Item, now: datetime) -> str:
-    """Return when a snapshot goes by itself."""
+    """Return when a snapshot is removed automatically, in words."""
     if item.held:
         return f"held: {item.held}"
     if not item.why and item.path.suffix != ".kept" and not spool.config.keep_snapshots:
@@ -149,9 +149,9 @@ def _fate(spool: Spool, item: Item, now: datetime) -> str:
 def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
     """Check that the snapshots of AUDIT are whole, unchanged and private.
 
-    Also that they are encrypted as asked. Exit code 0, or 5 if a snapshot fails a check.
+    It also checks that they are encrypted as asked. Exit code 0, or 5 if a check fails.
 
-    With a private key encrypted ones are opened as well.
+    With a private key it also opens encrypted snapshots.
     """
     from leakaudit.storage.retention import check_folder, check_snapshot, counted, items
 
@@ -178,12 +178,12 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
 @click.argument("audit", type=EXISTING)
 @click.option("--older-than", metavar="AGE", help="Such as 7d or 12h; default: the audit's own `retention_days`.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Whatever their age, also those that still wait for their audit."
+    "--all", "everything", is_flag=True, help="All of them, of any age, even those that still wait for their audit."
 )
 @click.option(
-    "--step", "steps", type=int, multiple=True, help="Only this step, whatever its age; may be given several times."
+    "--step", "steps", type=int, multiple=True, help="Only this step, of any age; may be given several times."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 @clear_errors
 def purge(
@@ -193,7 +193,7 @@ def purge(
 
     With the last snapshot the key of the audit's hashes is removed.
 
-    Held ones and those that somebody works on stay as well. One line for each that goes is left in purged.jsonl.
+    Held snapshots and those in use also stay. For each removed snapshot one line is written to purged.jsonl.
     """
     from leakaudit.storage.retention import counted
     from leakaudit.storage.retention import purge as purge_snapshots
@@ -246,12 +246,12 @@ def _purged_json(done: Purged, dry_run: bool) -> dict[str, Any]:
     "--step", "steps", type=int, multiple=True, help="Only this step; may be given several times. Default: everything."
 )
 @click.option("--reason", help="Why, for whoever wants to remove them; required but for --release.")
-@click.option("--release", "let_go", is_flag=True, help="Take the hold off again.")
+@click.option("--release", "let_go", is_flag=True, help="Allow their removal again.")
 @clear_errors
 def hold(audit: Path, steps: tuple[int, ...], reason: str | None, let_go: bool) -> None:
     """Forbid the removal of snapshots of AUDIT.
 
-    This holds after their audit, by age, and by hand.
+    Held snapshots are not removed after their audit, by age, or by `purge`.
     """
     from leakaudit.storage.retention import counted, unhold
     from leakaudit.storage.retention import hold as hold_snapshots
@@ -275,7 +275,7 @@ def keygen(file: Path) -> None:
 
     The private key is written to FILE (0600); the public key is printed, for `encrypt_to`.
 
-    Keep FILE away from the machine that trains. The format is age's; age-keygen makes the same.
+    Keep FILE away from the machine that trains. The format is that of `age`; its `age-keygen` makes the same files.
     """
     from leakaudit.storage.encryption import write_identity
 

@@ -1,6 +1,6 @@
 """Signals that stop a command: Ctrl-C, SIGTERM and SIGHUP.
 
-The command first writes results of what is finished.
+Before it stops, the command writes the results of finished attempts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from types import FrameType
 from leakaudit.exit_codes import stopped_by
 
 SAME_REQUEST_SECONDS = 1.0
-"""A signal that comes so soon after the first is the same request: `timeout` and a closed terminal send two at once. Our choice;
-a person who presses Ctrl-C again takes longer to see that nothing happened."""
+"""A signal within this time after the first is the same request, because `timeout` and a closed terminal send two at once. Our choice: a
+person who presses Ctrl-C again takes longer."""
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to stop.
+    """The exception for a signal that asks this process to stop.
 
-    It is a KeyboardInterrupt, so code that handles Ctrl-C handles it, too.
+    It is a KeyboardInterrupt, so code that handles Ctrl-C also handles it.
     """
 
     def __init__(self, number: int) -> None:
-        """Note the signal's number."""
+        """Store the signal's number."""
         super().__init__(number)
         self.number = number
 
@@ -46,29 +46,29 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 class Request:
-    """Whether this process was asked to stop."""
+    """The request to stop this process, if a signal made one."""
 
     def __init__(self) -> None:
-        """Begin unasked."""
+        """Start without a request."""
         self._first: int | None = None
         self._at = 0.0
         self._finishing = False
 
     def check(self) -> None:
-        """Stop here if a signal asked for it and its exception was lost.
+        """Raise the exception of an earlier signal again, in case it was lost.
 
         Python drops exceptions that a destructor raises.
 
         Raises:
-            Stopped: it did.
+            Stopped: a signal asked to stop.
         """
         if self._first is not None:
             raise Stopped(self._first)
 
     def finish(self) -> None:
-        """Let only a second signal stop the command from here on.
+        """Ignore a first signal from now on; a second one still ends the process.
 
-        Results are written now, which is what a first signal asks for.
+        The command now writes results, which is what a first signal asks for.
         """
         self._finishing = True
 
@@ -98,7 +98,7 @@ def stop_on_signals() -> Iterator[Request]:
     request = Request()
     before = {}
     for number in SIGNALS:
-        with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+        with contextlib.suppress(ValueError):  # outside the main thread Python does not allow signal handlers
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, request.receive)
     try:
@@ -118,7 +118,7 @@ def _leave_terminal() -> None:
 
 
 def _show_cursor() -> None:
-    """Undo what a progress bar did to the terminal."""
+    """Show the cursor again, which a progress bar hides."""
     if sys.stderr.isatty():
         with contextlib.suppress(OSError):
             os.write(2, b"\033[?25h\n")

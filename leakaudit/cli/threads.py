@@ -1,4 +1,4 @@
-"""CPU threads of the attacks: as many as there are idle cores.
+"""Number of CPU threads for the attacks: the number of idle cores.
 
 Threads that wait for a busy core slow each other down.
 """
@@ -9,16 +9,16 @@ import os
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""CPU time that a container may use: microseconds in a period, or `max`, and the period."""
+"""File with the CPU time that a container may use: microseconds per period (or `max`), and the period."""
 
 EXPLICIT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which somebody said how many; then that is what is taken."""
+"""Environment variables that set the number of threads. If one is set, we do not change the number."""
 
 
 def wait_passively() -> None:
-    """Let idle threads sleep instead of spin.
+    """Make idle threads sleep instead of spin.
 
-    This has an effect only before torch is imported.
+    Call it before torch is imported; later it has no effect.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -29,7 +29,7 @@ def threads_to_take() -> int | None:
 
 
 def idle_cores() -> int:
-    """Return how many cores this process may use and others leave idle, at least one."""
+    """Return how many cores are idle and allowed to this process, at least one."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return idle_of(os.cpu_count() or 1, _allowed(), load)
 

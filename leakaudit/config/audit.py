@@ -26,7 +26,7 @@ from leakaudit.results.schema import TextMode
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
 MAX_PLUGINS = 1_000
-"""Most attacks, and most defences, of one audit. Our choice: a thousand attacks take a working day on one step."""
+"""Most attacks, and most defences, of one audit. Our choice: at the default budget a thousand attacks take up to 17 hours on one step."""
 MAX_COUNT = 10**9
 """Largest number of steps, snapshots, tokens or controls. Our choice: no training run needs more."""
 MAX_SECONDS = 10**9
@@ -43,7 +43,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 def _number_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Replace pydantic's one error for each type by one sentence."""
+    """Replace pydantic's several errors, one for each type, by one sentence."""
     try:
         return handler(value)
     except ValidationError:
@@ -54,7 +54,7 @@ CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["aut
 
 
 class PluginSpec(BaseModel):
-    """A plugin by name with its options: `span`, or `{name: tag, steps: 300}`."""
+    """The name of a plugin and its options: `span`, or `{name: tag, steps: 300}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -77,7 +77,7 @@ class PluginSpec(BaseModel):
     def parse(cls, text: str) -> PluginSpec:
         """Read `name` or `name(key=value, key=value)`.
 
-        Values stay text; the types of the plugin's options convert them later.
+        Values stay text; `Registry.create` converts them to the types of the plugin's options.
 
         Raises:
             ValueError: the text has another form.
@@ -108,7 +108,7 @@ DEFAULT_ATTACKS = tuple(
     PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg", "ilrg", "feature-labels")
 )
 LABEL_ATTACKS = tuple(PluginSpec(name=name) for name in ("random-labels", "idlg", "llg", "llg-star", "ilrg"))
-"""Default attacks on batches without text: those that need neither labelled data nor a search."""
+"""Default attacks on batches without text. They need neither labelled data nor a search."""
 
 NONE = PluginSpec(name="none")
 
@@ -119,7 +119,7 @@ def _undefended_first(specs: tuple[PluginSpec, ...]) -> tuple[PluginSpec, ...]:
 
 
 class AuditConfig(BaseModel):
-    """What to audit, with what, for how long, and what the report may show.
+    """The configuration of one audit: attacks, defences, limits and text mode.
 
     Every key has a default. `leakaudit schema config` prints the descriptions below.
     """
@@ -136,8 +136,8 @@ class AuditConfig(BaseModel):
     first_step: Count = 0
     """First optimizer step to keep, counted from 0."""
     max_snapshots: CountOrAuto = "auto"
-    """Most steps to keep in one training run. `auto`: a tenth more than the policy needs to pass, and at least 10, because some steps turn
-    out to be no evidence. The built-in policy needs 59 steps, so `auto` is 65."""
+    """Most steps to keep in one training run. `auto`: a tenth more than the policy needs to pass, and at least 10, because some steps may
+    not be evidence. The built-in policy needs 59 steps, so `auto` is 65."""
     attacks: Annotated[tuple[Plugin, ...], Field(min_length=1, max_length=MAX_PLUGINS)] = DEFAULT_ATTACKS
     """Attacks to run on each kept step. Write a name, or a name with options: `{name: tag, steps: 300}`."""
     defenses: Annotated[tuple[Plugin, ...], Field(max_length=MAX_PLUGINS), AfterValidator(_undefended_first)] = (NONE,)
@@ -158,7 +158,7 @@ class AuditConfig(BaseModel):
     """Folder of a sentence encoder; it adds the score `semantic_similarity`. It is never the model under attack."""
     controls: Count = 3
     """Control steps in the whole audit, at most one for each snapshot. A control step is an undefended step with known text, which must be
-    recovered. Its reconstruction is also scored against the real batch, which it must not match. With 29 control steps or more the gate
+    recovered. Its reconstruction is also scored against the real batch, and the two must not match. With 29 control steps or more the gate
     compares confidence bounds instead of plain shares."""
     text: TextMode = TextMode.MASKED
     """How much of the private text the report may show: `hash`, `masked` or `full`."""
@@ -178,7 +178,7 @@ class AuditConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of the side process."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
-    """Niceness of the side process: at 19 every other process goes first."""
+    """Niceness of the side process: at 19 every other process has priority over it."""
     schedule: Literal["beside", "deferred", "inline"] = "beside"
     """When steps are attacked. `beside`: during training, in a side process. `deferred`: after training. `inline`: in the training process,
     which waits; for models that no other process can rebuild."""

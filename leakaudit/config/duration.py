@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 MAX_LENGTH = timedelta(days=999_999)
-"""Our choice: 2,700 years; a date that far ahead can still be written."""
+"""Longest accepted time. Our choice: 2,700 years, because a date that far ahead can still be written."""
 
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
@@ -19,7 +19,7 @@ def length_of(text: str) -> timedelta:
     """Read a length of time.
 
     Raises:
-        ValueError: it is not a number and a unit, or is longer than `MAX_LENGTH`.
+        ValueError: the text is not a number with a unit, or the time is longer than `MAX_LENGTH`.
 
     >>> length_of("1.5h")
     datetime.timedelta(seconds=5400)

@@ -1,6 +1,6 @@
-"""The command line of an audit, as its files may show it.
+"""The command line of an audit, in a form that its files may show.
 
-Only values of closed types (numbers, choices, flags) are kept; never a path, a free text or an option that we do not know.
+Only values of closed types (numbers, choices, flags) are kept. Paths, free texts and unknown options are never kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXT = "<text>"
 def training_command() -> str:
     """Return the interpreter of this training program and its number of arguments.
 
-    The arguments of a program that we do not know may hold anything, so none of them is kept.
+    The arguments of an unknown program may hold private values, so none is kept.
     """
     name = Path(sys.executable or "").name
     interpreter = name if re.fullmatch(r"python[0-9.]*", name) else "python"
@@ -32,7 +32,7 @@ def training_command() -> str:
 def public_label(spec: PluginSpec, made: Any) -> str:
     """Return a plugin with its options, such as `tag(steps=3, prior=<path>)`.
 
-    Numbers and choices stand as they were given.
+    Numbers and choices are shown as the user wrote them.
 
     Args:
         spec: as the user wrote it.
@@ -57,12 +57,12 @@ def public_reason(reason: str, made: Any) -> str:
 
 
 def _public(written: Any, value: Any, hint: Any) -> Any:
-    """Return one option as it may be shown: as written if its type is closed."""
+    """Return one option as written if its type is closed, else a placeholder."""
     if value is None or isinstance(value, bool | int | float) or _is_choice(value, hint):
         return written
     return PATH if isinstance(value, Path) else TEXT
 
 
 def _is_choice(value: Any, hint: Any) -> bool:
-    """Return whether a value is a choice of a type or of a member of a union."""
+    """Return whether a value is a choice of a Literal, also within a union."""
     return value in get_args(hint) if get_origin(hint) is Literal else any(_is_choice(value, h) for h in get_args(hint))

@@ -12,24 +12,24 @@ from typing import Any, Literal
 from leakaudit.errors import ConfigError
 
 MAX_CLASSES = 100_000
-"""Most classes of a classifier. Our choice: a head of so many classes has 0.3 GB at hidden size 768, and an audit holds several
-copies of it; a larger label is mostly an identifier that stands in the wrong field."""
+"""Most classes of a classifier. Our choice: a head with that many classes takes 0.3 GB at hidden size 768, and an audit holds several
+copies of it. A larger label is usually an identifier in the wrong field."""
 
 GRANTS = ("labels", "lengths")
 """What a threat model may give an attack (`leakaudit.client.facts.Granted`)."""
 
 
 def _option(default: Any, text: str, **limits: float) -> Any:
-    """Return a field with its text in `--help` and its limits.
+    """Return a dataclass field with its `--help` text and its limits.
 
-    The limits are `minimum`, `maximum`, or `above` for an open lower end.
+    The limits are `minimum`, `maximum`, or `above` for a lower limit that is itself excluded.
     """
     return field(default=default, metadata={"help": text, **limits})
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Client steps made of a model and a data file.
+    """Client steps that are made from a model and a data file.
 
     Each field is an option of `leakaudit simulate`; its metadata holds the text of `--help`.
     """
@@ -60,7 +60,7 @@ class Simulation:
     )
     lora_warmup: int = _option(
         0,
-        "Steps of AdamW before the audit. Without any, the adapters' B are zero and A has no update.",
+        "Steps of AdamW before the audit. With 0, the adapters' B is zero and A has no update.",
         minimum=0,
     )
     local_steps: int = _option(1, "SGD steps that a client takes.", minimum=1)
@@ -69,7 +69,7 @@ class Simulation:
     )
 
     def __post_init__(self) -> None:
-        """Refuse grants that do not exist and sizes that make no batch."""
+        """Refuse unknown grants and values that make no client step."""
         unknown = sorted(set(self.grant) - set(GRANTS))
         if unknown:
             raise ConfigError(f"--grant {', '.join(unknown)}: an attack can be granted {', '.join(GRANTS)}")

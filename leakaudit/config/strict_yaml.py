@@ -1,6 +1,7 @@
-"""A reader of YAML files: a valid pydantic model, or every problem with its line.
+"""A strict reader of YAML files, which reports every problem with its line.
 
-A policy that is misread is worse than one that is refused: a typo must not switch a rule off. `yaml_document` says what a plain word means.
+It returns a valid pydantic model. A misread policy is worse than a refused one: a typo must not switch a rule off. `yaml_document`
+decides what an unquoted word means.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 Check = Callable[[Model], Iterable[tuple[Place, str]]]
-"""Finds problems that the model cannot know about; yields the place and the message of each."""
+"""A function that finds problems which the model cannot see. It yields the place and the message of each."""
 
 
 def problem_at(path: Place, message: str) -> PydanticCustomError:
-    """Return an error for a model's validator to raise about a place in the model.
+    """Return an error that a model's validator raises about a place in the model.
 
-    The message then names the line of that place.
+    `read_yaml` adds the line of that place to the message.
     """
     return PydanticCustomError("problem_at", "{message}", {"path": path, "message": message})
 
@@ -42,14 +43,14 @@ def read_yaml(path: Path, model: type[Model], check: Check[Model] | None = None)
 
     Args:
         path: a file of at most `MAX_BYTES`, UTF-8.
-        model: the expected content. Types are strict: text is never taken for a number.
+        model: the expected content. Types are strict: text is never read as a number.
         check: finds further problems.
 
     Returns:
         The validated model.
 
     Raises:
-        ConfigError: one line for each problem: `file:line: what is wrong and what to write instead`.
+        ConfigError: the message has one line for each problem: `file:line: what is wrong and what to write instead`.
     """
     return parse_yaml(read_text(path), model, str(path), check)
 
@@ -73,7 +74,7 @@ def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -
     """Validate parsed data as strictly as a file. Messages call the data `source`.
 
     Raises:
-        ConfigError: one line for each problem.
+        ConfigError: the message has one line for each problem.
     """
     document = Document(source)
     for path, value in _walk(data, ()):
@@ -103,16 +104,16 @@ def _validate(data: Any, model: type[Model], document: Document) -> Model:
 
 
 def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[Place, ErrorDetails]]:
-    """Yield one error for each path in the data.
+    """Yield one error for each wrong path in the data.
 
-    Of the alternatives of a union it is the error of the one that matched deepest.
+    For a union it is the error of the alternative that matched deepest.
     """
     found = [(_resolve(error, data), error) for error in errors]
     paths = {path for path, _ in found}
     seen: set[Place] = set()
     for path, error in found:
         deeper = any(p != path and p[: len(path)] == path for p in paths)
-        # a list whose items are wrong is "too short" as well, because pydantic counts the right ones
+        # pydantic also calls a list with wrong items "too short", because it counts only the right ones
         outdone = deeper and (len(error["loc"]) > len(path) or error["type"] == "too_short")
         if path not in seen and not outdone:
             seen.add(path)
@@ -122,7 +123,7 @@ def _deepest(errors: list[ErrorDetails], data: Any) -> Iterator[tuple[Place, Err
 def _resolve(error: ErrorDetails, data: Any) -> Place:
     """Return pydantic's location as a path in the data.
 
-    Names that pydantic gives to the alternatives of a union are left out.
+    The names of union alternatives, which pydantic adds, are left out.
     """
     if error["type"] == "problem_at":
         return tuple(error["ctx"]["path"])
@@ -179,7 +180,7 @@ def _keys(model: type[BaseModel]) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], path: Place) -> list[type[BaseModel]]:
-    """Return the models that may stand at `path` below `model`."""
+    """Return the models that are possible at `path` in `model`."""
     here: list[Any] = [model]
     for part in path:
         below: list[Any] = []

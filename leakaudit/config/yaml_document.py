@@ -1,14 +1,14 @@
 """One YAML file as plain data, with the line of every value and all problems.
 
-PyYAML by itself keeps the last of two equal keys, reads `no` as false and `1e-3` as text. We therefore use only its syntax tree and
-decide ourselves what a plain word means (docs/decisions/yaml_reader.md says why):
+PyYAML keeps the last of two equal keys, and reads `no` as false and `1e-3` as text. We therefore use only its syntax tree and decide
+ourselves what an unquoted word means (docs/decisions/yaml_reader.md says why):
 
     1, -2, 0.5, 1e-3, 0x1f     numbers
-    true, false                yes or no; also yes, no, on, off, but never in a place for text
+    true, false                yes or no; also yes, no, on, off; refused where text is expected
     null, ~, (empty)           no value
     2026-11-02, 1:30, v1       text
 
-Anchors may be used sparingly; tags, merge keys (`<<`) and more than one document are refused.
+A few aliases are allowed. Tags, merge keys (`<<`) and a second document are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = tuple[str | int, ...]
 """Keys and indices from the top of a file to a value."""
 
 MAX_BYTES = 256 * 1024
-"""Largest file. Our choice: a policy or a configuration has a few kilobytes, so a larger file is a wrong path."""
+"""Largest file. Our choice: a policy or a configuration has a few kilobytes, so a larger file is probably the wrong one."""
 MAX_DEPTH = 30
 """Most levels of nesting. Our choice: our own files have five."""
 MAX_ALIASES = 50
@@ -50,12 +50,12 @@ class Document:
 
     source: str
     lines: dict[Place, int] = field(default_factory=dict)
-    """Path of a value -> its line, counted from 1; for a value of a mapping the line of its key."""
+    """Path of a value -> its line, counted from 1. The line of a value in a mapping is the line of its key."""
     words: dict[Place, str] = field(default_factory=dict)
     """Path of an unquoted value that is not text -> the word as it was written."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     broken: set[Place] = field(default_factory=set)
-    """Paths of values that could not be read; they are not reported as missing as well."""
+    """Paths of values that could not be read, so that no second problem is reported for them."""
     nodes: int = 0
 
     def problem(self, path: Place, message: str, line: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Document:
     def _scalar(self, node: yaml.Node, path: Place) -> Any:
         word: str = node.value
         if getattr(node, "style", None) is not None:
-            return word  # quoted: text, whatever it says
+            return word  # a quoted word is always text
         value = self._plain(word, path)
         if value is None or isinstance(value, bool | int | float):
             self.words[path] = word
@@ -121,7 +121,7 @@ class Document:
             return None
         if word.lower() in _TRUTH and word in (word.lower(), word.upper(), word.capitalize()):
             return _TRUTH[word.lower()]
-        if _INT.fullmatch(word) and len(word) < 400:  # Python refuses to read longer ones
+        if _INT.fullmatch(word) and len(word) < 400:  # Python refuses to convert much longer ones
             return int(word)
         if _HEX_OR_OCTAL.fullmatch(word) and len(word) < 400:
             return int(word, 0)
@@ -139,7 +139,7 @@ class Document:
 
 
 class _SyntaxOnly(yaml.SafeLoader):
-    """PyYAML's parser without its conversions: every scalar stays text."""
+    """PyYAML's parser without its conversions, so that every scalar stays text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
 
@@ -148,7 +148,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigError: it cannot be read, is larger than `MAX_BYTES` or is not UTF-8.
+        ConfigError: the file cannot be read, is larger than `MAX_BYTES` or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -185,7 +185,7 @@ def compose(text: str, source: str) -> yaml.Node | None:
 
 
 def _check_shape(text: str, source: str) -> None:
-    """Refuse a file that would exhaust the reader, before anything recursive reads it."""
+    """Refuse a file that is too deep or has too many parts for the recursive reader."""
     depth = aliases = documents = 0
     for event in yaml.parse(text, Loader=_SyntaxOnly):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -216,7 +216,7 @@ def dotted(path: Place) -> str:
 
 
 def named(path: Place) -> str:
-    """Return a path as the start of a message; empty at the top."""
+    """Return a path as the start of a message; empty for the top of the file."""
     return f"{dotted(path)}: " if path else ""
 
 

@@ -1,4 +1,4 @@
-"""A reader of JSON lines: one JSON value a line, in UTF-8 (jsonlines.org).
+"""A reader of JSON lines: one JSON value per line, in UTF-8 (jsonlines.org).
 
 Only a line feed ends a line. `str.splitlines` also splits at U+2028, U+0085 and six more characters, which a JSON string may contain
 unescaped. Errors name the file and the number of the line, never its content.
@@ -18,7 +18,7 @@ MOST_NAMES = 8
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    r"""Return the lines of a file, without an empty one after the last line feed.
+    r"""Return the lines of a file, without an empty line after the last line feed.
 
     >>> len(split_lines(b'{"text": "one\xe2\x80\xa8row"}\n{}\n'))
     2
@@ -30,7 +30,7 @@ def split_lines(content: bytes) -> list[bytes]:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield every line that is not blank with its number, counted from 1.
 
-    A byte order mark is left out.
+    A byte order mark at the start is skipped.
 
     Raises:
         DataError: the file is missing, or a line is not UTF-8.

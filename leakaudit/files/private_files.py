@@ -29,7 +29,7 @@ def open_to_append(path: Path) -> int:
 
 
 def open_to_lock(path: Path) -> int:
-    """Open a file as it is, or create it, and return its descriptor for locking.
+    """Open a file unchanged, or create it, and return its descriptor for locking.
 
     Raises:
         OSError: the file cannot be opened, or is a link.
@@ -38,9 +38,9 @@ def open_to_lock(path: Path) -> int:
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
-    """Append `line` and a line feed: the whole line or, on a full disk, nothing.
+    """Append `line` and a line feed, or nothing if the disk is full.
 
-    A process that is killed leaves at most one incomplete line, the last one.
+    If the process is killed, at most the last line is incomplete.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -48,7 +48,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
         sync: whether to wait until the line is on the disk.
 
     Raises:
-        OSError: the line cannot be written; the file is as it was.
+        OSError: the line cannot be written. The file is then unchanged.
     """
     descriptor = open_to_append(path)
     try:
@@ -78,12 +78,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the file at `path` by one that holds `text`.
+    """Replace the file at `path` by a file that holds `text`.
 
-    A reader sees the old file or the whole new one.
+    A reader sees either the old file or the complete new one.
 
     Raises:
-        OSError: the file cannot be written; the old one is still there.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -102,5 +102,5 @@ def _open(path: Path, flags: int) -> int:
     """Open `path` without following a link; a new file gets mode 0600."""
     descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     if flags & (os.O_EXCL | os.O_TRUNC):
-        os.fchmod(descriptor, 0o600)  # a umask may remove more than it should
+        os.fchmod(descriptor, 0o600)  # the umask may have removed permissions of the owner
     return descriptor

@@ -1,7 +1,7 @@
-"""A strict reader of JSON: plain data, or one sentence on what is wrong and where.
+"""A strict reader of JSON; its errors say in one sentence what is wrong.
 
 Python's own reader keeps the last of two equal keys, reads NaN as a number and fails on deep nesting with a RecursionError. A file
-that decides about a training run must have one reading only.
+that decides about a training run must have exactly one meaning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_DEPTH = 30
 """Most levels of nesting, as in `strict_yaml`. Our choice: our own files have eight."""
 MAX_DIGITS = 19
-"""Most digits of a whole number: what fits into 64 bits."""
+"""Most digits of a whole number, so that it fits into 64 bits."""
 
 _Path = tuple[str | int, ...]
 
@@ -29,10 +29,10 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file of at most `limit` bytes.
 
     Raises:
-        ValueError: it is larger, or is not a regular file.
-        OSError: it cannot be read.
+        ValueError: the file is larger, or is not a regular file.
+        OSError: the file cannot be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
+    if not stat.S_ISREG(path.stat().st_mode):  # check before opening: a pipe would wait for a writer
         raise ValueError("is not a regular file")
     with path.open("rb") as file:
         raw = file.read(limit + 1)
@@ -45,7 +45,7 @@ def parse_json(raw: bytes) -> Any:
     """Return the data of a JSON document in UTF-8.
 
     Raises:
-        ValueError: it is not JSON, or is ambiguous or invalid: an object has a key twice, a number is not finite or has more than
+        ValueError: the document is not JSON, or is ambiguous or invalid: an object has a key twice, a number is not finite or has more than
             `MAX_DIGITS` digits, a text holds half a surrogate pair, or there are more than `MAX_DEPTH` levels.
 
     >>> parse_json(b'{"a": 1, "a": 2}')
@@ -74,7 +74,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 class _Twice(dict[str, Any]):
-    """An object that has a key twice; the walk over the data finds its place."""
+    """An object that has a key twice; `walk` finds its place later."""
 
     key = ""
 
@@ -107,7 +107,7 @@ def _fraction(digits: str) -> float:
 
 def _check(data: Any) -> None:
     if all(map(_sound, _values(data))):
-        return  # nearly always; the slower walk finds the place of a problem
+        return  # nearly always true; only a problem needs the slower walk, which finds its place
     for path, value in walk(data):
         problem = _problem(value, path)
         if problem:
@@ -115,7 +115,7 @@ def _check(data: Any) -> None:
 
 
 def _values(data: Any) -> Iterator[Any]:
-    """Yield every object, list and text in `data`; None if it is nested too deeply."""
+    """Yield every object, list and text in `data`, and None for too deep nesting."""
     level, depth = [data] if isinstance(data, dict | list | str) else [], 0
     while level:
         if depth > MAX_DEPTH:
@@ -165,7 +165,7 @@ def walk(data: Any) -> Iterator[tuple[_Path, Any]]:
 
 
 def place(path: _Path) -> str:
-    """Return a path as a part of a sentence.
+    """Return a path as words in a sentence.
 
     >>> place(("attempts", 3, "events")), place(())
     ('in attempts[3].events', 'at the top')

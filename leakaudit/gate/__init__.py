@@ -1,7 +1,7 @@
-"""The gate: a policy and results give a verdict. No torch.
+"""The gate, which judges results by a policy. No torch.
 
-`events` says what a policy may ask about; `policy` reads what it allows; `evidence`, `outcome`, `controls` and `rules` judge;
-`verdict` is the answer and `wording` its sentences; `evaluate` puts them together.
+`events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls` and `rules` judge. `verdict`
+holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
 """
 

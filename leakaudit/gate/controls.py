@@ -33,7 +33,7 @@ def _judge_positive(control: Control, asked: PositiveControl, confidence: float)
     elif n == 0:
         said = "No positive control was run, and the policy asks for none."
     else:
-        # with few control steps even n of n is below the bound, so the plain share is compared
+        # with few control steps the lower bound is too low even if all n are recovered, so the plain share is compared
         bounded = stats.lower_bound(n, n, confidence) >= asked.rate_lower
         reached = stats.lower_bound(k, n, confidence) if bounded else k / n
         state = "ok" if reached >= asked.rate_lower else "failed"
@@ -66,13 +66,16 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
 
 
 def judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedelta | None, str]:
-    """Return the age of the evidence and a sentence on what is wrong with it."""
+    """Return the age of the evidence, and its problem as a sentence.
+
+    The age is None if it is unknown; the sentence is empty if there is no problem.
+    """
     finished = moment(results.run.finished)
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."
     age = now - finished
     started = moment(results.run.started)
-    if started is not None and finished < started - CLOCK_SLACK:  # no contradiction: a clock may be set back meanwhile
+    if started is not None and finished < started - CLOCK_SLACK:  # not a contradiction: a clock may be set back
         return age, "By its own clock the audit finished before it started, so its age is unknown."
     if age > length_of(policy.evidence.max_age):
         old = f"{age.total_seconds() / 86400:.1f} days"

@@ -1,15 +1,15 @@
-"""The evaluation of a policy: results and rules give a verdict.
+"""The evaluation of an audit by a policy.
 
-The exit code, `verdict.json` and the report all come from `evaluate`, so they cannot disagree.
+The exit code, `verdict.json` and the report all use the verdict of `evaluate`, so they cannot disagree.
 
 Principles:
 
 - The unit is one client step. A step leaks if any attack in the rule's scope had the event.
-- Success proves, failure bounds. One recovered text is a fact; if nothing was recovered, that only bounds the leak rate.
+- Success proves, failure bounds. One recovered text is a fact. An audit that recovers nothing only bounds the leak rate.
 - A step is evidence only if an attack that could have shown the event ran on it. An attack that was not applicable, crashed, was
-  skipped or did not run is no evidence, so it is never a pass. Nor is a step that fails verification.
-- A step that cannot be verified is attacked like the others. A text that comes back from it is proof; a step from which nothing comes
-  back is not counted.
+  skipped or did not run is not evidence, so it never makes a rule pass. A step that fails verification is not evidence either.
+- A step that cannot be verified is attacked like the others. A text that is recovered from it is proof. If nothing is recovered, the
+  step counts only in the lower bound, where it can keep a rule from failing.
 - The verdict is the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown and never
   change the verdict.
 """
@@ -39,8 +39,8 @@ _SEVERITY = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256: str | None = None) -> Verdict:
     """Apply `policy` to `results`.
 
-    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not change a FAIL: a text
-    that was recovered is a fact, even if the audit misses others. A negative control that "leaks" makes every rule INCONCLUSIVE,
+    A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not change a FAIL: a
+    recovered text is a fact, even if the audit misses others. A negative control that "leaks" makes every rule INCONCLUSIVE,
     because then the scores themselves are wrong.
 
     Args:
@@ -82,20 +82,20 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
     """Return the ERROR verdict for evidence that cannot be read.
 
-    Machines so get one document in every case.
+    A program that reads the verdict thus gets one document in every case.
     """
     return _error(policy, now, (problem,), None, run=run)
 
 
 def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) -> Gaps:
-    """Collect what is wrong with the evidence of the whole audit."""
+    """Collect the problems with the evidence of the whole audit."""
     found = [control.sentence for control in controls if control.state != "ok"]
     broken = next((c.sentence for c in controls if c.name == "negative" and c.state == "failed"), "")
     return Gaps((*found, *([age_gap] if age_gap else []), *_absent(results)), broken)
 
 
 def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Say what was recovered if the deciding rule saw nothing of it."""
+    """Return a sentence on recovered texts that the deciding rule does not count."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
     found = in_words(recovered(results))
@@ -106,7 +106,7 @@ def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
     """Return the verdict and the rule that decides it.
 
-    It is the rule at level error with the worst status; of several, the most severe.
+    That is the rule at level error with the worst status. If several have it, the most severe one decides.
     """
     deciding = min((rule for rule in rules if rule.level == "error"), key=_order)
     return deciding.status, deciding
@@ -145,9 +145,9 @@ def _from_the_future(results: Results, now: datetime) -> Iterable[str]:
 
 
 def _absent(results: Results) -> list[str]:
-    """Say how many steps lack attempts that were due.
+    """Return a sentence on steps that lack attempts that were due.
 
-    Steps that an interruption or a refused snapshot explains are not counted.
+    Steps whose gaps an interruption or a refused snapshot explains are not counted.
     """
     lacking = unexplained_steps(results)
     if not lacking:
@@ -186,7 +186,7 @@ def _error(
 def _origin(
     results: Results | None, policy: Policy, now: datetime, results_sha256: str | None, run: str = ""
 ) -> dict[str, Any]:
-    """Return the keys of a verdict that say what was judged, by which policy and when."""
+    """Return the keys of a verdict that name the results, the policy and the time."""
     return {
         "run": run if results is None else results.run.id,
         "policy": policy.name,

@@ -1,10 +1,10 @@
-"""The events that a policy may limit: what may come back from a client step.
+"""The events that a policy may limit: what may be recovered from a client step.
 
-An entry of `EVENTS` holds everything about an event: when it happened, which attempts could have shown it, and its words. Policy,
+An entry of `EVENTS` defines one event: the test whether it happened, the attempts that could have shown it, and its words. Policy,
 evaluation, report and the last line of training read this table, so a new event is one more entry (docs/write_a_plugin.md).
 
-Scoring records five events in results.json (`Attempt.events`). Other events, such as `in_reach`, are computed here from the scores of
-an attempt.
+Scoring records five events in results.json (`Attempt.events`). Other events, such as `in_reach`, are computed here from the
+sequences of an attempt.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from leakaudit.results.schema import Attempt, Score, SequenceScore
 
 @dataclass(frozen=True)
 class Event:
-    """Something that may come back from a client step.
+    """Something that may be recovered from a client step.
 
-    In `clause`, `inverted` and `denial`, `{tokens}` stands for the fewest tokens of a sentence (`min_tokens` of the audit).
+    In `clause`, `inverted` and `denial`, `{tokens}` stands for the least number of tokens of a sentence (`min_tokens` of the audit).
     """
 
     happened: Callable[[Attempt], bool]
@@ -28,8 +28,8 @@ class Event:
     decided: Callable[[Attempt], bool]
     """Whether a finished attempt could have shown the event.
 
-    A bag of words cannot show that a sentence came back in order, and an attack on text says nothing about labels. If such an attempt
-    were counted, its step would seem clean."""
+    A bag of words cannot show that a sentence was recovered in order, and an attack on text says nothing about labels. If such an
+    attempt counted, its step would seem clean."""
     clause: str
     """What happened, as a main clause: `every word of the batch was named`."""
     inverted: str
@@ -43,13 +43,13 @@ class Event:
     verb: str
     """What the step did, in the last line of training: `leaked every word of the batch`."""
     long_texts: bool = False
-    """Whether only texts of at least `min_tokens` tokens can have it; steps without such a text are then not counted."""
+    """Whether only texts of at least `min_tokens` tokens can have the event. If so, steps without such a text are not counted."""
     of_texts: bool = True
-    """Whether it is about texts. A search for a text that gave up then leaves the comparison of two defences open."""
+    """Whether the event is about texts. If so, a search for a text that gave up leaves the comparison of two defences open."""
     tells_reach: bool = False
-    """Whether the sentence about a rule also says which texts were in reach and did not come back."""
+    """Whether the sentences about a rule also say how many texts were in reach and not recovered."""
     undecided: str = ""
-    """Reason for no evidence although attacks finished; empty for the general reason."""
+    """Reason to give if attacks finished and there is still no evidence; empty for the general reason."""
 
 
 def _recorded(name: str) -> Callable[[Attempt], bool]:
@@ -70,9 +70,9 @@ def _guessed(sequence: SequenceScore) -> bool:
 
 
 def _most_words_decided(sequence: SequenceScore) -> bool:
-    """Whether recall and precision decide the event.
+    """Return whether recall and precision decide the event.
 
-    With a recall below the bar, precision does not matter.
+    With a recall below `LEAST_SHARE`, precision does not matter.
     """
     recall = sequence.token_recall
     return recall is not None and (sequence.token_precision is not None or recall < LEAST_SHARE)
@@ -151,7 +151,7 @@ EVENTS: dict[str, Event] = {
         of_texts=False,
     ),
 }
-"""Name in a policy -> event. `in_reach`: a text came back, or a search that would have accepted it gave up."""
+"""Name in a policy -> event. `in_reach`: a text was recovered, or a search that would have accepted it gave up."""
 
 
 def could_show(attempt: Attempt, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The evidence for a rule: what the attempts in its scope show, step by step."""
+"""The evidence for a rule: what the attempts in its scope show at each step."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, Ste
 from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
-"""What an attack says about a text, from the least to the most. `unknown`: the text did not come back, and the attack cannot tell why."""
+"""What an attack says about a text, in rising order. `unknown`: the text was not recovered, and the attack cannot tell why."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the attempts in a rule's scope show, step by step."""
+    """What the attempts in a rule's scope show at each step."""
 
     values: dict[str, float]
-    """Step -> 1.0 (leaked) or 0.0 for an event, the score of the worst attack for a metric."""
+    """Step -> 1.0 (leaked) or 0.0 for a rule on an event, or the highest score of any attack for a rule on a metric."""
     worst: Worst | None
     attacks: tuple[str, ...]
     censored: int
     """Attempts that ran out of time without an event."""
     finished: int
-    """Attempts that ran, in time or not."""
+    """Attempts that are evidence, whether they ran to their end or ran out of time."""
     lost: int
     """Attempts that were due and gave no usable result."""
     due: int
+    """Attempts that were due."""
     left_out: int
-    """Steps that hold no text that the event could be about."""
+    """Steps whose texts are all too short to have the event."""
     silent: int
-    """Unverifiable steps that prove nothing."""
+    """Unverifiable steps without a leak; they prove nothing."""
     bounding: int
-    """Steps among `values` that are verified; the others count because something came back from them."""
+    """Steps among `values` that are verified. The others count because something was recovered from them."""
     problem: str
     """Why there is no evidence; empty if there is some."""
     repeated: int = 0
-    """Steps with the same update as another step: the two are one piece of evidence."""
+    """Steps that repeat the update of another step; the two are one piece of evidence."""
     reach: Mapping[str, int] = field(default_factory=dict)
-    """Number of texts that the event could be about, by the most that any attack says about them; the keys are `REACH`."""
+    """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them."""
 
 
 def gather(results: Results, rule: Rule, defense: str) -> Evidence:
@@ -73,7 +74,7 @@ def gather(results: Results, rule: Rule, defense: str) -> Evidence:
 
 
 def usable(step: StepRecord) -> bool:
-    """Return whether what comes back from a step counts."""
+    """Return whether a text that is recovered from a step counts."""
     return step.verification.status.attacked
 
 
@@ -88,7 +89,7 @@ class _StepEvidence:
     lost: int = 0
     """Attempts that were due and gave no usable result."""
     left_out: bool = False
-    """Whether the step holds no text that the event could be about."""
+    """Whether all texts of the step are too short to have the event."""
     silent: bool = False
     """Whether the step cannot be verified and proves nothing."""
     bounding: bool = False
@@ -105,12 +106,12 @@ class _RuleScope:
 
     @cached_property
     def known(self) -> list[str]:
-        """Attacks of the battery, then those that only attempts name."""
+        """Attacks of the battery, then further attacks that attempts name."""
         return list(dict.fromkeys([*self.results.run.battery.attacks, *(a.attack for a in self.results.attempts)]))
 
     @cached_property
     def wanted(self) -> tuple[str, ...]:
-        """Attacks that the rule names."""
+        """Attacks that the rule names; all known ones if it names none."""
         return self.rule.scope.attacks or tuple(self.known)
 
     @cached_property
@@ -122,7 +123,7 @@ class _RuleScope:
     def asked(self) -> list[str]:
         """Attacks that are due on every step.
 
-        These are the wanted ones, except those that ran and could never show the event.
+        These are the wanted attacks, except those that ran but could not show the event on any step.
         """
         unable = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN} - self.able
         return [name for name in self.wanted if name not in unable]
@@ -141,8 +142,8 @@ class _RuleScope:
     def at_risk(self) -> set[str]:
         """Steps that could have the event.
 
-        For an event of long texts these are the steps with a long text. A step of short texts cannot leak a long one, so counting it as
-        clean would lower the rate.
+        For an event of long texts these are the steps with a long text. A step of short texts cannot leak a long one: if it counted as
+        clean, the rate would be too low.
         """
         everything = {step.id for step in self.results.steps}
         if not _about_long_texts(self.rule):
@@ -185,9 +186,9 @@ class _RuleScope:
         return isinstance(attempt.scores.get(self.rule.metric or ""), Score)
 
     def _is_evidence(self, attempt: Attempt) -> bool:
-        """Whether an attempt counts as evidence.
+        """Return whether an attempt counts as evidence.
 
-        It does if it could have shown the event, or if it ran out of time and its attack could show the event on another step.
+        It counts if it could have shown the event, or if it ran out of time and its attack could show the event on another step.
         """
         if self.could_show(attempt):
             return True
@@ -195,16 +196,16 @@ class _RuleScope:
         return out_of_time and self.rule.event is not None and attempt.attack in self.able
 
     def _proves(self, attempt: Attempt) -> bool:
-        """Whether one attempt is proof by itself: an event, or a score above a maximum.
+        """Return whether one attempt is proof: an event, or a score above a maximum.
 
-        Means and percentiles need the steps that did not leak as well, so one score proves nothing about them.
+        Means and percentiles also depend on the steps that did not leak, so one score proves nothing about them.
         """
         if self.rule.metric is None:
             return self.value(attempt) > 0
         return self.rule.statistic == "max" and self.value(attempt) > self.rule.threshold
 
     def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
-        """Whether one attack was due on a step and gave no usable result."""
+        """Return whether one attack was due on a step and gave no usable result."""
         return not usable(step) or all(
             a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED)
             or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
@@ -215,7 +216,7 @@ class _RuleScope:
 def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
     """Map each step to the first step with the same update.
 
-    One update under two names is one piece of evidence.
+    The same update in two steps is one piece of evidence.
     """
     names: dict[tuple[str, str, int, int | None], str] = {}
     return {
@@ -224,7 +225,7 @@ def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
 
 
 def _all_failed(attempts: Sequence[Attempt]) -> bool:
-    """Whether every attempt crashed or was skipped; such a step is lost, not silent."""
+    """Return whether every attempt failed; such a step is lost, not silent."""
     return bool(attempts) and all(a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED) for a in attempts)
 
 
@@ -233,9 +234,9 @@ def _about_long_texts(rule: Rule) -> bool:
 
 
 def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
-    """Return the attempt that speaks most against the rule.
+    """Return the attempt with the strongest evidence against the rule.
 
-    The value decides, then the longest run, then the shortest time.
+    The highest value decides, then the longest run, then the shortest time.
     """
 
     def rank(attempt: Attempt) -> tuple[float, float, float]:
@@ -250,7 +251,7 @@ def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
 
 
 def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
-    """Count texts by the most that any attack says about them."""
+    """Count texts by the highest entry of `REACH` that any attack reports."""
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
@@ -262,7 +263,7 @@ def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
 
 
 def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
-    """Say why there is no evidence: the first reason that applies."""
+    """Return why there is no evidence: the first reason that applies."""
     results, rule, defense = scope.results, scope.rule, scope.defense
     wanted, known = scope.wanted, scope.known
     unknown = [name for name in wanted if name not in known]
@@ -288,7 +289,7 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
 
 
 def _how_they_ended(attempts: Iterable[Attempt]) -> str:
-    """Count attempts by how they ended; none of them could show the event."""
+    """Return in words how attempts ended that could not show the event."""
     ends: dict[str, int] = {}
     for attempt in attempts:
         ran = attempt.status is AttemptStatus.RAN

@@ -1,4 +1,4 @@
-"""The numbers of a rule: its statistic, the bounds and what they decide."""
+"""The numbers of a rule: its statistic, its bounds and the status they give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.results import bounds as stats
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a rule, before the evidence floor and the controls."""
+    """The numbers of a rule, before evidence floor and controls are considered."""
 
     status: Status
     n: int
@@ -24,7 +24,7 @@ class Outcome:
     lower: float | None = None
     upper: float | None = None
     compared: float | None = None
-    """What must be at or below the threshold to pass."""
+    """The number that must be at or below the threshold to pass; None without evidence or bounds."""
     more: int | None = None
     """Further steps without a leak that would make the rule pass; None if that does not apply."""
     method: str = ""
@@ -47,10 +47,10 @@ def judge_numbers(rule: Rule, evidence: Evidence, confidence: float) -> Outcome:
 
 
 def _judge_event(rule: Rule, k: int, n: int, silent: int, confidence: float) -> Outcome:
-    """Judge a rule on an event that `k` of `n` steps had.
+    """Judge a rule on an event that happened in `k` of `n` steps.
 
-    Silent steps count in the lower bound only: they may be clean, so they can keep a rule from failing, but nothing shows that they are
-    clean, so they never make it pass.
+    Silent steps (unverifiable, without a leak) count in the lower bound only. They may be clean, so they can keep a rule from failing.
+    Nothing shows that they are clean, so they never make it pass.
     """
     lower, upper = stats.lower_bound(k, n + silent, confidence), stats.upper_bound(k, n, confidence)
     method = "Clopper-Pearson, one-sided"
@@ -85,7 +85,7 @@ def _judge_metric(rule: Rule, values: Sequence[float], confidence: float) -> Out
 def _by_bounds(lower: float | None, upper: float | None, threshold: float) -> Status:
     """Compare the bounds with a threshold.
 
-    PASS for an upper bound at or below it, FAIL for a lower bound above it.
+    Return PASS for an upper bound at or below it, FAIL for a lower bound above it, else INCONCLUSIVE.
     """
     if upper is not None and upper <= threshold:
         return Status.PASS

@@ -19,7 +19,7 @@ from leakaudit.results.schema import Fraction, TextMode
 SHIPPED = "shipped"
 """The word in a scope for the update that the training run sends."""
 OBSERVED = "none"
-"""The defence of attempts on the update as observed: the run's own defence is in it already."""
+"""The defence name of attempts on the observed update, which already contains the run's own defence."""
 ANY = "any"
 """The word in a scope for every attack."""
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     EventName = str
 else:
     EventName = Literal[*EVENTS]
-    """An event that a policy may limit. The table of events makes it, so that a new event needs no line here."""
+    """An event that a policy may limit. The type is made from the table of events, so that a new event needs no line here."""
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
@@ -37,18 +37,18 @@ class _Policy(BaseModel):
 
 
 class EvidencePolicy(_Policy):
-    """The floor: less evidence than this cannot pass a rule.
+    """The evidence floor: with less evidence than this a rule cannot pass.
 
-    It can still fail one, because a leak that was seen is a fact.
+    A rule can still fail, because an observed leak is a fact.
     """
 
     min_steps: int = Field(default=59, ge=1)
-    """Fewest steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
+    """Least number of verified steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
     max_error_share: Fraction = 0.02
-    """Largest share of the attempts due for a rule that may be lost: crashed, skipped, never made, or on a step whose update does not
-    come from the batch that was kept."""
+    """Largest share of the attempts due for a rule that may be lost. An attempt is lost if it crashed, was skipped or was never made, or
+    if the update of its step does not come from the kept batch."""
     max_censored: Fraction = 0.20
-    """Largest share of the attempts that may have run out of time. They count as "no event"."""
+    """Largest share of the attempts that may run out of time without an event. They count as "no event"."""
     max_age: Duration = "7d"
     """Largest age of the results: a number and d, h, m or s, such as 7d."""
 
@@ -56,27 +56,27 @@ class EvidencePolicy(_Policy):
 class PositiveControl(_Policy):
     """An undefended step with known text, which must be recovered.
 
-    If it is not, the audit is blind.
+    If it is not recovered, the audit may be unable to find leaks.
     """
 
     steps: int = Field(default=1, ge=0)
     """Fewest control steps that must have run."""
     rate_lower: Fraction = 0.90
-    """Least share of them that must be recovered. With enough control steps (29 for 0.90) the lower bound must reach it, with fewer the
-    plain share."""
+    """Least share of the control steps that must be recovered. With enough control steps (29 for 0.90) the lower bound must reach this
+    number; with fewer, the plain share must reach it."""
 
 
 class NegativeControl(_Policy):
     """An update of another batch, from which the text must not be recovered.
 
-    If it is, the scores are wrong.
+    If it is recovered, the scores are wrong.
     """
 
     steps: int = Field(default=1, ge=0)
     """Fewest control steps that must have run."""
     rate_upper: Fraction = 0.10
-    """Largest share of them that may be "recovered". With enough control steps (29 for 0.10) the upper bound must stay at or below it, with
-    fewer the plain share."""
+    """Largest share of the control steps that may be "recovered". The plain share must not exceed it. With enough control steps (29 for
+    0.10) the upper bound must not exceed it either."""
 
 
 class ControlsPolicy(_Policy):
@@ -105,7 +105,7 @@ class Scope(_Policy):
 
     @property
     def attacks(self) -> tuple[str, ...] | None:
-        """The attacks by name; None for any."""
+        """The names of the attacks; None for any attack."""
         if self.attack == ANY:
             return None
         return (self.attack,) if isinstance(self.attack, str) else self.attack
@@ -120,9 +120,9 @@ class Rule(_Policy):
     id: RuleId
     """Lower-case letters, digits and hyphens; the report links to it."""
     severity: Literal["critical", "high", "medium", "low"] = "high"
-    """Order in the report, most severe first."""
+    """Severity. Of rules with the same status, the report shows the most severe first."""
     level: Literal["error", "warn"] = "error"
-    """A rule at level `warn` is shown and never changes the verdict."""
+    """`error`: the rule decides the verdict. `warn`: the rule is shown and never changes the verdict."""
     scope: Scope = Scope()
     """The attempts that the rule looks at."""
     event: EventName | None = None
@@ -130,17 +130,18 @@ class Rule(_Policy):
     max_rate: float | None = Field(default=None, gt=0.0, lt=1.0)
     """Largest share of steps that may leak. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
     max_count: int | None = Field(default=None, ge=0)
-    """Largest number of audited steps that may leak. At 0 one leak is proof; no statistics are needed."""
+    """Largest number of audited steps that may leak. At 0 a single leak fails the rule, without statistics."""
     metric: str | None = None
-    """A metric, such as rougeL or token_recall. The score of a step is that of its worst attack."""
+    """A metric, such as rougeL or token_recall. The score of a step is the highest score of any attack on it."""
     statistic: Literal["mean", "p95", "max"] | None = None
-    """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass); `max` is the largest value seen."""
+    """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass). `max` is the largest observed
+    value."""
     max_value: Fraction | None = None
     """Largest value of the statistic."""
 
     @property
     def threshold(self) -> float:
-        """The limit, whichever kind it is."""
+        """The limit: `max_rate`, `max_count` or `max_value`."""
         return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
 
     @model_validator(mode="after")
@@ -163,11 +164,11 @@ class ReportPolicy(_Policy):
     """What the report may show."""
 
     text: TextMode = TextMode.MASKED
-    """Text mode if the command line names none."""
+    """Text mode of the report if the caller does not name one."""
     allow_full: bool = False
-    """Whether a report may show the private text at all."""
+    """Whether a report may show private text (text mode `full`)."""
     top_samples: int = Field(default=20, ge=1, le=1000)
-    """Sequences shown in detail, worst first."""
+    """Largest number of sequences that the report shows in detail, worst first."""
 
 
 class Policy(_Policy):
@@ -183,13 +184,13 @@ class Policy(_Policy):
     owner: str = ""
     """Who may change the policy."""
     evidence: EvidencePolicy = EvidencePolicy()
-    """Least evidence with which a rule can pass."""
+    """The evidence that a rule needs to pass."""
     controls: ControlsPolicy = ControlsPolicy()
     """Requirements on the two controls."""
     statistics: StatisticsPolicy = StatisticsPolicy()
     """Confidence of the bounds."""
     rules: tuple[Rule, ...] = Field(min_length=1)
-    """The limits; the verdict is the worst of those at level `error`."""
+    """The limits. The verdict is the worst status of the rules at level `error`."""
     report: ReportPolicy = ReportPolicy()
     """What the report may show."""
 
@@ -228,9 +229,9 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
 
 
 def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
-    """Yield place and problem of every name that no plugin has.
+    """Yield the place and the problem of every name that no plugin has.
 
-    A rule on such a name would always be inconclusive.
+    A rule with such a name would always be inconclusive.
     """
     for index, rule in enumerate(policy.rules):
         at: tuple[str | int, ...] = ("rules", index)
@@ -246,15 +247,15 @@ def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[
 
 
 def default_policy() -> Policy:
-    """Return the built-in policy, on the update as the run sends it.
+    """Return the built-in policy, which judges the update as the run sends it.
 
-    No sentence may come back verbatim. At most 5 % of the steps may lose a sentence, every word of the batch or most words of a text,
-    or have a text in reach of a search that gave up (our choice: 59 clean steps show that at 95 % confidence). Label counts only warn,
-    because how much they reveal depends on the classes. If no attack can tell what was in reach, the verdict is inconclusive.
+    No sentence may be recovered verbatim. At most 5 % of the steps may leak a sentence, every word of the batch or most words of a
+    text, or have a text in reach of an attack (our choice: 59 clean steps show 5 % at 95 % confidence). Label counts only warn, because
+    the classes decide how much the counts reveal. If no attack can tell what was in reach, the verdict is inconclusive.
 
-    `overlap` limits the 95th percentile of ROUGE-L, not the largest value, because texts overlap by chance. Of 1,000 sentences of each of
-    seven public corpora, 0 to 0.6 % overlapped by more than 0.5 with the best of seven unrelated texts, so a maximum over 60 steps would
-    fail one clean run in six; of sentences made from templates up to 6 % did.
+    `overlap` limits the 95th percentile of ROUGE-L, not the largest value, because texts overlap by chance. We compared 1,000 sentences
+    of each of seven public corpora with the best of seven unrelated texts. 0 to 0.6 % of them overlapped by more than 0.5, so a limit
+    on the maximum over 60 steps would fail one clean run in six. Of sentences made from templates, up to 6 % overlapped by that much.
     """
     return Policy(
         schema="leakaudit.policy/1",

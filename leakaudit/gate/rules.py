@@ -1,4 +1,4 @@
-"""The verdict on each rule: numbers, evidence floor and gaps of the audit."""
+"""The verdict on each rule, from its numbers, the evidence floor and the gaps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from leakaudit.results.wording import counted
 
 @dataclass(frozen=True)
 class Gaps:
-    """Problems with the evidence of the whole audit, in sentences."""
+    """Problems with the evidence of the whole audit, as sentences."""
 
     sentences: tuple[str, ...] = ()
-    """Each keeps every rule from passing."""
+    """Problems; a single one keeps every rule from passing."""
     broken: str = ""
-    """Why the scores themselves are wrong; then every rule is INCONCLUSIVE."""
+    """Why the scores themselves are wrong, so that every rule is INCONCLUSIVE; empty if they are not."""
 
 
 def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -> list[RuleVerdict]:
@@ -93,7 +93,7 @@ def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
 
 
 def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
-    """Say where the evidence for a rule is below the floor of the policy."""
+    """Return sentences on where the evidence is below the floor of the policy."""
     found = []
     n = evidence.bounding
     if n < floor.min_steps:
@@ -110,7 +110,7 @@ def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
 
 
 def _too_many(few: int, of: int, allowed: float, what: str) -> list[str]:
-    """Say that a larger share of the attempts than allowed ended badly, if it did."""
+    """Return a sentence if a larger share of the attempts than allowed ended badly."""
     if not of or few / of <= allowed:
         return []
     share = percent(few / of, allowed)

@@ -1,4 +1,4 @@
-"""The verdict: the answer of the gate on an audit, as `verdict.json` holds it."""
+"""Models of `verdict.json`, the answer of the gate on an audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakaudit.exit_codes import ExitCode
 
 
 class Status(StrEnum):
-    """The answer of one rule or of all rules, from best to worst."""
+    """The answer of one rule or of all rules, ordered from best to worst."""
 
     PASS = "PASS"
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -29,14 +29,14 @@ class _Verdict(BaseModel):
 
 
 class Worst(_Verdict):
-    """The attempt that speaks most against a rule."""
+    """The attempt with the strongest evidence against a rule."""
 
     step: str
     attack: str
     wall_s: FiniteFloat
-    """Seconds the attack took."""
+    """Seconds that the attack took."""
     value: FiniteFloat | None = None
-    """Score, for a rule on a metric."""
+    """Score, for a rule on a metric; else None."""
 
 
 class RuleVerdict(_Verdict):
@@ -48,10 +48,10 @@ class RuleVerdict(_Verdict):
     status: Status
     kind: Literal["max_rate", "max_count", "max_value"]
     subject: str
-    """The event, or statistic and metric."""
+    """The event, or the statistic and the metric."""
     defense: str
     attacks: tuple[str, ...]
-    """Attacks that are evidence: they ran and could have shown the event."""
+    """Attacks with an attempt that is evidence: it could have shown the event, or ran out of time."""
     k: int | None
     """Steps that leaked; None for a rule on a metric."""
     n: int
@@ -62,7 +62,7 @@ class RuleVerdict(_Verdict):
     upper: FiniteFloat | None
     threshold: FiniteFloat
     margin: FiniteFloat | None
-    """Threshold minus what must be at or below it to pass (upper bound, count or maximum). Negative: above the threshold."""
+    """Threshold minus the number that must not exceed it (upper bound, count or maximum). It is negative if that number is too large."""
     more_clean_steps: int | None
     """Further steps without a leak that would make the rule pass; None if that does not apply or no number is enough."""
     confidence: float
@@ -77,16 +77,17 @@ class RuleVerdict(_Verdict):
     left_out: int
     """Steps without a text that is long enough to have the event."""
     silent: int = 0
-    """Unverifiable steps from which nothing came back that the rule is about. They are no evidence and in no other number here."""
+    """Unverifiable steps in which the rule's event was not seen. They are not evidence. Of the other numbers here, only `lower` uses
+    them."""
     reasons: tuple[str, ...]
-    """Why the rule could not pass, apart from its own numbers."""
+    """Reasons, besides its own numbers, why the rule could not pass."""
     sentence: str
-    """What was seen and what the policy allows, in numbers."""
+    """What was observed and what the policy allows, in numbers."""
     worst: Worst | None
 
     @property
     def word(self) -> str:
-        """The status as shown: `WARN` for a rule at level warn that fails."""
+        """The status that outputs show: `WARN` for a rule at level warn that fails."""
         return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
 
 
@@ -118,7 +119,7 @@ class Alternative(_Verdict):
     defense: str
     status: Status
     open_rules: tuple[str, ...]
-    """Rules at level error that would not pass."""
+    """Ids of the rules at level error that would not pass."""
     naive: bool
     """Whether all attacks ran without knowing the defence."""
     rules: tuple[Figures, ...]
@@ -141,9 +142,9 @@ class Verdict(_Verdict):
     policy_owner: str
     policy_digest: str
     results_sha256: str | None
-    """SHA-256 of the file, as `sha256sum` prints it."""
+    """SHA-256 of results.json, as `sha256sum` prints it."""
     results_digest: str | None = None
-    """The digest that the results name, after it was verified; it does not depend on the layout of the file."""
+    """The verified digest that the results name. It does not depend on the layout of the file."""
     evaluated_at: str
     evidence_age_s: FiniteFloat | None
     valid_until: str | None
@@ -151,11 +152,12 @@ class Verdict(_Verdict):
     steps: int
     """Audited steps."""
     unverified_steps: int
-    """Steps not counted, because their update does not come from the batch that was kept."""
+    """Steps that are not counted, because their update does not come from the kept batch."""
     unverifiable_steps: int = 0
-    """Steps that were attacked although they could not be verified. A text that came back from one is proof; otherwise it is no evidence."""
+    """Steps that were attacked although they could not be verified. A text recovered from such a step is proof; without one, the
+    step is not evidence."""
     rules: tuple[RuleVerdict, ...]
-    """Worst first."""
+    """Rules at level error first; within a level the worst first."""
     controls: tuple[ControlVerdict, ...]
     alternatives: tuple[Alternative, ...]
     problems: tuple[str, ...]

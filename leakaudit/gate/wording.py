@@ -1,4 +1,4 @@
-"""The sentences of a verdict: what was seen and what the policy allows."""
+"""The sentences of a verdict: what was observed and what the policy allows."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def _distinct(value: float, beside: float | None, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """A judged rule, with everything that its sentences need."""
+    """A judged rule with all data that its sentences need."""
 
     rule: Rule
     outcome: Outcome
     evidence: Evidence
     status: Status
-    """The rule's own, after the evidence floor and the controls."""
+    """The rule's status after evidence floor and controls were considered."""
     confidence: float
     where: str
-    """The defence, as the end of a sentence."""
+    """The defence, as the last words of a sentence."""
     min_tokens: int
     """Least length of a text that counts."""
     metric: str = ""
-    """What a reader calls the rule's metric; empty for a rule on an event."""
+    """Label of the rule's metric; empty for a rule on an event."""
 
     @property
     def sure(self) -> str:
@@ -68,7 +68,7 @@ class Finding:
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Say what was seen and what the policy allows, in numbers."""
+    """Return sentences on what was observed and what the policy allows."""
     if finding.outcome.n == 0:
         return [f"There is no evidence {finding.where}: {ended(finding.evidence.problem)} Not tested is not a pass."]
     if finding.rule.event is None:
@@ -94,7 +94,7 @@ def _about_event(finding: Finding, event: Event) -> list[str]:
 
 
 def _observed_event(finding: Finding, event: Event) -> str:
-    """Say how many steps had the event, and within which bounds."""
+    """Return the sentence on how many steps had the event, with the bounds."""
     clause, inverted, denial = (
         words.format(tokens=finding.min_tokens) for words in (event.clause, event.inverted, event.denial)
     )
@@ -115,9 +115,9 @@ def _observed_event(finding: Finding, event: Event) -> str:
 
 
 def _about_reach(reach: Mapping[str, int]) -> list[str]:
-    """Say whether these attacks could have found what did not come back.
+    """Return sentences on whether the attacks could have found the missed texts.
 
-    The list is empty if no attack can tell.
+    The list is empty if no attack can tell, or if no text was missed.
     """
     gave_up, out = reach.get("search gave up", 0), reach.get("out of reach", 0)
     missed = gave_up + out + reach.get("unknown", 0)
@@ -157,7 +157,7 @@ def _about_metric(finding: Finding) -> list[str]:
 
 
 def where(results: Results, defense: str) -> str:
-    """Return the defence that a rule was judged under, as the end of a sentence."""
+    """Return the defence of a rule as the last words of a sentence."""
     if defense != SHIPPED:
         return f"under the defence {defense}" if defense != OBSERVED else "with no defence added"
     shipped = sorted({step.shipped_defense for step in results.steps})
@@ -167,5 +167,5 @@ def where(results: Results, defense: str) -> str:
 
 
 def ended(sentence: str) -> str:
-    """Return a sentence with a full stop, unless it ends with a mark of its own."""
+    """Return a sentence with a full stop, unless it already ends with a mark."""
     return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."

@@ -1,10 +1,11 @@
 """Confidence bounds for rates and scores over audited client steps.
 
-The unit of evidence is one client step, not one sentence: sentences of a batch leak together or not at all.
+The unit of evidence is one client step, not one sentence, because the sentences of a batch tend to leak together.
 Every bound here is one-sided. Two of them at 95 % are the two ends of a 90 % interval.
 
-Functions import scipy when they are called, so that reading a policy does not wait for it. The two bounds that every verdict needs
-use `scipy.special` alone: `scipy.stats.binomtest` gives the same numbers to nine digits and takes four times as long to import.
+Functions import scipy when they are called, so that a program that only reads a policy does not wait for it. The two bounds that
+every verdict needs use `scipy.special` alone: `scipy.stats.binomtest` gives the same numbers to nine digits and takes four times as long to
+import.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIN_STEPS_FOR_BOOTSTRAP = 30
-"""Fewest steps for a bootstrap interval; of fewer it is too short. Our choice, as in garak and in most textbooks."""
+"""Fewest steps for a bootstrap interval; with fewer steps the interval is too short. Our choice, as in garak and in most textbooks."""
 
 MIN_STEPS_FOR_SIGN_TEST = 5
 """Fewest steps in which a defence made a difference. With fewer, the smallest possible p-value (1/16 for four) is above 5 %."""
@@ -28,7 +29,7 @@ _MOST_STEPS = 10_000_000
 """Largest number of steps that `steps_needed` tries. Our choice: no audit has more."""
 
 _DIGITS = 12
-"""Digits that a bound is rounded to. 1 - 0.95 exceeds 0.05 by a rounding error, which must not make a bound exceed its limit."""
+"""Digits that a bound is rounded to. 1 - 0.95 exceeds 0.05 by a rounding error, and this error must not lift a bound above its limit."""
 
 _RESAMPLES = 9_999
 """Bootstrap resamples; scipy's own default."""
@@ -47,13 +48,14 @@ class Bounds:
 def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
     """Return the upper Clopper-Pearson bound of the leak rate: k leaks in n steps.
 
-    It is the largest rate that the counts are compatible with: the p that solves P(Binomial(n, p) <= k) = 1 - confidence, which is the `confidence` quantile of
-    Beta(k + 1, n - k). Source: Clopper and Pearson 1934; the beta form as in Brown, Cai and DasGupta 2001, section 4.2.1.
+    It is the largest rate that is compatible with the counts: the p that solves P(Binomial(n, p) <= k) = 1 - confidence, which is the
+    `confidence` quantile of Beta(k + 1, n - k). Source: Clopper and Pearson 1934; the beta form as in Brown, Cai and DasGupta 2001, section
+    4.2.1.
 
     Args:
         k: steps that leaked.
         n: steps audited; with 0 steps the bound is 1.0.
-        confidence: share of audits in which the true rate lies at or below the bound, at least.
+        confidence: least share of audits in which the true rate lies at or below the bound.
 
     Returns:
         A rate from 0 to 1.
@@ -77,7 +79,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
 def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
     """Return the lower Clopper-Pearson bound of the leak rate: k leaks in n steps.
 
-    The `1 - confidence` quantile of Beta(k, n - k + 1); see `upper_bound`.
+    It is the `1 - confidence` quantile of Beta(k, n - k + 1); see `upper_bound`.
 
     >>> round(lower_bound(7, 60), 4)
     0.0561
@@ -93,8 +95,8 @@ def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
 def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | None:
     """Return the smallest n at which k leaks in n steps bound the rate by `max_rate`.
 
-    For k = 0 it is the least n with (1 - max_rate)^n <= 1 - confidence. Otherwise it is searched for, because
-    `upper_bound` falls as n grows.
+    For k = 0 it is the least n with (1 - max_rate)^n <= 1 - confidence. Otherwise a bisection finds it, because
+    `upper_bound` falls as n grows. If `max_rate` is 1 or more, k steps are enough.
 
     Args:
         k: steps that leaked.
@@ -102,7 +104,7 @@ def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | Non
         confidence: of the one-sided bound.
 
     Returns:
-        Number of steps, or None if ten million are not enough.
+        Number of steps, or None if the search passes ten million.
 
     Raises:
         ValueError: `max_rate` is not positive.
@@ -114,7 +116,7 @@ def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | Non
         raise ValueError(f"max_rate must be above 0, got {max_rate}: no number of steps proves that nothing ever leaks")
     if max_rate >= 1:
         return k
-    low, high = k, max(k, 1)  # low never suffices except at the first look
+    low, high = k, max(k, 1)  # low is never enough, except possibly at the start
     while upper_bound(k, high, confidence) > max_rate:
         low, high = high, high * 2
         if high > _MOST_STEPS:
@@ -141,16 +143,15 @@ def more_clean_steps(k: int, n: int, max_rate: float, confidence: float = 0.95) 
 def mean_bounds(values: Sequence[float], confidence: float = 0.95) -> Bounds | None:
     """Bound the mean of a score by a bootstrap over steps.
 
-    Each value is one step's score, so that resampling values resamples clusters. Bias-corrected and accelerated;
-    source: Efron 1987, as in `scipy.stats.bootstrap`. The resampling seed is fixed: the same results give the same
-    verdict.
+    Each value is the score of one step, so the bootstrap resamples whole steps. It is bias-corrected and accelerated (BCa);
+    source: Efron 1987, as in `scipy.stats.bootstrap`. The seed is fixed, so that the same results give the same verdict.
 
-    Where every step has the same score v (most often 0), the bootstrap interval is a single point. An exact bound replaces it: none of n
-    steps scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all steps does, and as no score exceeds 1 the
-    mean is at most v + (1 - v) u; likewise it is at least v (1 - u).
+    If every step has the same score v (most often 0), the bootstrap interval is a single point. An exact bound replaces it. None of the
+    n steps scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all steps scores higher. No score exceeds 1,
+    so the mean is at most v + (1 - v) u. In the same way it is at least v (1 - u).
 
     Args:
-        values: one score from 0 to 1 a step.
+        values: one score from 0 to 1 for each step.
         confidence: of each one-sided bound.
 
     Returns:
@@ -191,17 +192,17 @@ def _bootstrap(
 def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence: float = 0.95) -> Bounds | None:
     """Bound a quantile of a score over steps by order statistics.
 
-    The bounds are those of `scipy.stats.quantile_test`. The number of values at or below the true quantile is Binomial(n, quantile), which gives bounds that hold for every
-    distribution. A bootstrap of the 95th percentile cannot reach above the largest value seen, whatever n, so its interval is far too
-    short for the n of an audit. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
+    The bounds are those of `scipy.stats.quantile_test`. The number of values at or below the true quantile is Binomial(n, quantile),
+    which gives bounds that hold for every distribution. A bootstrap of the 95th percentile can never exceed the largest observed value,
+    so its interval is far too short for the n of an audit. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
 
     Args:
-        values: one score from 0 to 1 a step.
+        values: one score from 0 to 1 for each step.
         quantile: 0.95 for the 95th percentile.
         confidence: of each one-sided bound.
 
     Returns:
-        The bounds, or None for fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps. `upper` is None where even the largest value is no
+        The bounds, or None for fewer than `MIN_STEPS_FOR_BOOTSTRAP` steps. `upper` is None if even the largest value is not a
         bound: for the 95th percentile at 95 % with fewer than 59 steps.
     """
     if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
@@ -219,9 +220,9 @@ def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence:
 
 
 def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
-    """Return the least value that a share `quantile` of the values do not exceed.
+    """Return the least value that a share `quantile` of the values does not exceed.
 
-    There is no interpolation: the percentile is a value that was seen.
+    There is no interpolation: the result is one of the values.
 
     >>> percentile([0.1, 0.2, 0.3], 0.5)
     0.2
@@ -234,17 +235,18 @@ def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
 
 
 def sign_test(stopped: int, opened: int) -> float:
-    """Return the p-value of the exact one-sided sign test that a defence stops leaks.
+    """Return the p-value of the exact one-sided sign test for a defence.
 
-    Only finished steps may be counted: a search that ran out of time under the defence was not stopped by it. With fewer than
+    A small value shows that the defence stops leaks. Only finished steps may be counted: the defence did not stop a search that ran out
+    of time. With fewer than
     `MIN_STEPS_FOR_SIGN_TEST` steps the p-value should not be shown.
 
-    Under "no effect" a step that leaks one way only is as likely to be one kind as the other, so the count is
+    If the defence has no effect, a step that leaks in only one of the two cases is equally likely to be of either kind, so `stopped` is
     Binomial(stopped + opened, 1/2). Source: McNemar 1947 in its exact form.
 
     Args:
-        stopped: steps that leaked without the defence and not with it.
-        opened: steps that leaked with the defence only.
+        stopped: steps that leaked only without the defence.
+        opened: steps that leaked only with the defence.
 
     Returns:
         The p-value; 1.0 if no step made a difference.

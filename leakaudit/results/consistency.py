@@ -1,9 +1,9 @@
 """Checks that results.json does not contradict itself.
 
-Facts that it states twice must agree; sums, means and events are computed again from their parts.
+Facts that it states twice must agree. Sums, means and events are computed again from their parts.
 
-Results that contradict themselves are no evidence: nobody can tell which part is true. A forger who changes all parts consistently and
-computes the digest again is not found here; only a signature would show that.
+Results that contradict themselves are not evidence, because nobody can tell which part is true. These checks do not find a forger who
+changes all parts consistently and computes the digest again; only a signature would show that.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 
 
 _NUMBERS = re.compile(r"\([^()]*\)")
-"""The parameters behind the name of a defence, as `audit.step_record` writes them."""
+"""The parameters in brackets after the name of a defence, as `audit.step_record` writes them."""
 
 
 _MOST_PROBLEMS = 100
 
 
 def contradictions(results: Results) -> tuple[str, ...]:
-    """Return the contradictions in the results, one clause each, a hundred at most.
+    """Return at most a hundred contradictions in the results, one clause each.
 
     The clauses have no full stop.
     """
@@ -67,7 +67,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
 def unexplained_steps(results: Results) -> int:
     """Count the steps that lack attempts that were due.
 
-    Steps that an interruption or a refused snapshot explains are not counted.
+    Steps whose gaps an interruption or a refused snapshot explains are not counted.
     """
     battery = results.run.battery
     due = len(battery.attacks) * len(battery.defenses)
@@ -77,7 +77,7 @@ def unexplained_steps(results: Results) -> int:
 
 
 def moment(text: str) -> datetime | None:
-    """Return a point in time in UTC; None if `text` is not one that a calendar has."""
+    """Return a point in time in UTC; None if `text` is not a valid ISO time."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
@@ -190,7 +190,7 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
 def _sequence_metrics(results: Results) -> list[str]:
     """Return the metrics that score sequences.
 
-    These are those of the catalogue and the few that every version knows.
+    These are the metrics of the catalogue and the few that every version knows.
     """
     described = [name for name, entry in results.catalogue.metrics.items() if entry.level == "sequence"]
     return list(dict.fromkeys([*_IN_ORDER, "token_recall", "token_precision", *described]))
@@ -206,7 +206,7 @@ def _mean(metric: str, found: Measured | None, values: Sequence[float]) -> Itera
 def _bag(found: Measured | None, values: Sequence[float]) -> Iterator[str]:
     """Compare the recall of a bag of words with that of its sequences.
 
-    It is not a mean over the sequences, so only 0 and 1 can be compared.
+    That recall is not a mean over the sequences, so only the values 0 and 1 can be compared.
     """
     if isinstance(found, Score) != bool(values):
         yield f"token_recall is {'missing, and its sequences have it' if values else 'scored, and no sequence has it'}"
@@ -224,7 +224,7 @@ def _reach(attempt: Attempt) -> Iterator[str]:
 
 
 def _events(attempt: Attempt, results: Results) -> Iterator[str]:
-    """Compare the events that an attempt names with those that its scores show."""
+    """Compare the events that an attempt names with the events in its scores."""
     shown = shown_events(attempt)
     if minor_version(results) < 2:
         shown = {name: yes for name, yes in shown.items() if name != "most_words"}
@@ -235,7 +235,7 @@ def _events(attempt: Attempt, results: Results) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------------------- sequences
 def _sequences(results: Results) -> Iterator[str]:
-    """Compare the sequences of all attempts on one step; they must be the same."""
+    """Compare the sequences of all attempts on each step; they must be the same."""
     text = any(attempt.sequences for attempt in results.attempts)
     steps = {step.id: step for step in results.steps}
     first: dict[str, Attempt] = {}
@@ -296,7 +296,7 @@ def _summaries(results: Results) -> Iterator[str]:
     """Compare the summaries with the attempts."""
     try:
         wanted = [_figures(summary, results) for summary in summarise(results.attempts)]
-    except (ValueError, OverflowError):  # numbers so large that they have no mean
+    except (ValueError, OverflowError):  # the numbers are too large for a mean
         yield "the attempts hold numbers from which no summary can be computed"
         return
     found = [_figures(summary, results) for summary in results.summaries]
@@ -313,7 +313,10 @@ def _summaries(results: Results) -> Iterator[str]:
 
 
 def _figures(summary: Summary, results: Results) -> dict[str, Any]:
-    """Return the figures of a summary by name: before 1.3 it held a few metrics only."""
+    """Return the figures of a summary by name.
+
+    In results before 1.3 a summary holds a few metrics only.
+    """
     metrics = summary.scores if minor_version(results) >= 3 else former_keys.OF_SUMMARIES.values()
     fields = {name: getattr(summary, name) for name in Summary.model_fields if name != "scores"}
     return fields | {metric: summary.scores.get(metric) for metric in metrics}

@@ -6,7 +6,7 @@ from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Attempt, Score, SequenceScore
 
 EVENTS = ("exact_sentence", "exact_sequence", "all_words", "most_words", "label_counts")
-"""Events that scoring writes into an attempt. `leakaudit.gate.events` has those of the gate beside them."""
+"""Events that scoring writes into an attempt. `leakaudit.gate.events` has these and the events that only the gate computes."""
 
 
 def shown_events(attempt: Attempt) -> dict[str, bool]:
@@ -27,7 +27,7 @@ def _most_words(sequence: SequenceScore) -> bool:
 
 
 def _all_words(attempt: Attempt) -> bool:
-    """Return whether every word came back in a guess that is at least half right.
+    """Return whether every word is in a guess that is at least half right.
 
     In results without a precision (before 1.2) recall alone decides.
     """
@@ -36,9 +36,9 @@ def _all_words(attempt: Attempt) -> bool:
 
 
 def _label_counts(attempt: Attempt) -> bool:
-    """Return whether the label counts came back exactly.
+    """Return whether the label counts were recovered exactly.
 
-    `label_exact` is missing if an exact match could be chance.
+    `label_exact` is a `Missing` if an exact match could be chance.
     """
     return at_least(attempt, "label_exact" if "label_exact" in attempt.scores else "label_accuracy", 1.0)
 

@@ -1,4 +1,4 @@
-"""Reading and writing `results.json`: strict parsing, versions, the digest."""
+"""A strict reader and a writer of `results.json`, with versions and digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_results(path: Path) -> Results:
 
 
 def read_results(path: Path) -> tuple[Results, str]:
-    """Read `results.json` as strictly as a policy is read.
+    """Read `results.json` as strictly as a policy.
 
     Args:
         path: the file, or the folder that holds it.
@@ -33,8 +33,8 @@ def read_results(path: Path) -> tuple[Results, str]:
         The results, and the SHA-256 of the file in hex.
 
     Raises:
-        ResultsError: the file is missing, is no strict JSON, does not fit the schema, is of another major version, holds a key
-            that its version does not know, or was changed after it was written; or the latest run in its folder was not audited.
+        ResultsError: the file is missing, is not strict JSON, does not fit the schema, has another major version, holds a key that
+            its version does not know, or was changed after it was written. Or the latest run in its folder was not audited.
     """
     if path.is_dir():
         path = path / "results.json"
@@ -59,7 +59,7 @@ def _results_of(data: Any) -> Results:
     """Turn strict JSON data into results.
 
     Raises:
-        ValueError: says why not.
+        ValueError: the data are not results; the message says why.
     """
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, str) or not schema.startswith("leakaudit.results/"):
@@ -68,7 +68,7 @@ def _results_of(data: Any) -> Results:
     if version is None or version[0] != 1:
         raise ValueError(f"schema {short(schema)[1:-1]}; this version reads leakaudit.results/1.x. Upgrade leakaudit.")
     try:
-        # JSON's strict mode is the one that takes a list for a tuple and a word for an enum, but no text for a number
+        # in strict mode only JSON input allows a list for a tuple and a word for an enum, but no text for a number
         results = Results.model_validate_json(as_json_text(data), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -104,9 +104,9 @@ def minor_version(results: Results) -> int:
 
 
 def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[str]:
-    """Yield a sentence for each key of `data` that was not understood.
+    """Yield a sentence for each key of `data` that the models do not know.
 
-    `read` is what was understood of it.
+    `read` is the same data as the models hold it.
     """
     if isinstance(data, dict) and isinstance(read, dict):
         for key, value in data.items():
@@ -122,10 +122,10 @@ def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator
 
 
 def digest_of(data: Mapping[str, Any]) -> str:
-    """Return the digest of results as plain JSON data, whatever digest they name.
+    """Return the digest of results in plain JSON data; their own digest is ignored.
 
-    SHA-256 over the JSON text with sorted keys, without spaces, in ASCII; a number without a fraction is written as a whole one,
-    so that a tool that prints 1.0 as 1 changes nothing.
+    It is the SHA-256 of the JSON text with sorted keys, without spaces, in ASCII. A number without a fraction is written as a whole
+    number, so that a tool that prints 1.0 as 1 does not change the digest.
     """
     content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -148,6 +148,6 @@ def with_digest(results: Results) -> Results:
 def to_json(results: Results) -> dict[str, Any]:
     """Return `results` as plain JSON data, with their digest.
 
-    The digest is computed anew from what they hold.
+    The digest is computed again from their content.
     """
     return with_digest(results).model_dump(mode="json", by_alias=True)

@@ -1,7 +1,7 @@
 """Keys of results.json that `scores` replaced in version 1.3.
 
-Until 1.2 a sequence and a summary had one key for each of a few metrics. Since 1.3 `scores` holds every metric by its name. The
-former keys are written for readers of earlier versions; where a file holds both, they must agree.
+In versions up to 1.2 a sequence and a summary have one key for each of a few metrics. Since 1.3 `scores` holds every metric by its
+name. The former keys are still written, for readers of earlier versions. If a file holds both, they must agree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_into_scores(data: Any, keys: Mapping[str, str]) -> Any:
     """Return the data of a model with `scores` in place of the former keys.
 
     Args:
-        data: what the model is built from; whatever is no mapping is returned as it is.
+        data: the data that the model is built from; anything but a mapping is returned unchanged.
         keys: former key -> metric.
 
     Raises:
@@ -60,10 +60,10 @@ def read_into_scores(data: Any, keys: Mapping[str, str]) -> Any:
 
 
 def written_from_scores(scores: Mapping[str, float], keys: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the former keys with their numbers, None where there is none."""
+    """Return the former keys with their numbers; None for a metric without a number."""
     return {key: scores.get(metric) for key, metric in keys.items()}
 
 
 def _number(metric: str, value: Any) -> Any:
-    """Return `exact` as a number: a sequence says it as true or false."""
+    """Return `exact` as a number, because a sequence holds it as true or false."""
     return float(value) if metric == "exact" and isinstance(value, bool) else value

@@ -1,6 +1,6 @@
-"""The private journal of an audit: `journal.jsonl`, one finished attempt a line.
+"""The private journal of an audit, `journal.jsonl`: one finished attempt per line.
 
-Unlike results.json it holds what a masked or full report shows of the texts.
+Unlike results.json it holds a pattern of each text, the class counts and, in text mode full, the texts themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leakaudit.results.schema import Attempt, ResultsModel
 
 
 class TokenMatch(StrEnum):
-    """What a masked sample says about one token of a recovered or a true sequence."""
+    """What a pattern says about one token of a recovered or a true sequence."""
 
     BIGRAM = "b"
     """Correct, and part of a correct bigram."""
@@ -34,11 +34,11 @@ class Sample(ResultsModel):
     sequence: str
     """Id of its `SequenceScore`."""
     true_pattern: str
-    """One `TokenMatch` a token of the true sequence, special tokens left out."""
+    """One `TokenMatch` for each token of the true sequence, without special tokens."""
     guess_pattern: str | None
     """The same for the guess; None for an attack that guesses a bag of tokens."""
     true_tokens: tuple[str, ...] | None = None
-    """Display strings, one a token; joined without a space where `continues` says so."""
+    """Tokens as the tokenizer writes them; only in text mode full, else None."""
     guess_tokens: tuple[str, ...] | None = None
 
 
@@ -54,7 +54,7 @@ class LabelSample(ResultsModel):
 
 
 class JournalEntry(ResultsModel):
-    """One line of `journal.jsonl`: a finished attempt and what may be shown of it."""
+    """One line of `journal.jsonl`: a finished attempt and its private samples."""
 
     attempt: Attempt
     samples: tuple[Sample, ...] = ()
@@ -64,7 +64,7 @@ class JournalEntry(ResultsModel):
 def load_journal(path: Path) -> list[JournalEntry]:
     """Read `journal.jsonl`; a missing file is an empty journal.
 
-    A killed worker may leave half a last line, which is left out.
+    A killed worker may leave an incomplete last line. It is left out.
 
     Raises:
         ResultsError: a line other than the last one cannot be read.

@@ -1,6 +1,6 @@
 """The mark in the folder of an audit whose latest run was not audited.
 
-Without it, the results of an earlier run would be taken for those of the latest.
+Without it, a reader would take the results of an earlier run for those of the latest run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import read_bounded
 
 NOT_AUDITED = "not_audited.json"
-"""File in the place of results.json. While it exists, every reader of results refuses; the next audited run removes it."""
+"""Name of the file. While it exists, `refuse_unaudited` refuses the results in its folder. The next audited run removes it."""
 
 MAX_BYTES = 64 * 1024
-"""Largest file. Our choice: ours has less than one kilobyte, and a reader must not wait for a pipe or fill its memory."""
+"""Largest size of the file. Our choice: our own file has less than one kilobyte, and a reader must not wait for a pipe or fill its
+memory."""
 
 LONGEST_REASON = 1000
-"""Most characters of a reason that a message shows. Our choice: a terminal has room for several."""
+"""Most characters of a reason that a message shows. Our choice: it fits on a terminal."""
 
 
 class NotAudited(BaseModel):
@@ -31,9 +32,9 @@ class NotAudited(BaseModel):
     schema_: Literal["leakaudit.not_audited/1.0"] = Field(default="leakaudit.not_audited/1.0", alias="schema")
     status: Literal["not audited"] = "not audited"
     because: str
-    """Why, without any private text."""
+    """Why the run was not audited, without private text."""
     when: str
-    """Time at which the run said so: ISO 8601, UTC."""
+    """Time at which the run wrote the file: ISO 8601, UTC."""
 
 
 def refuse_unaudited(folder: Path) -> None:
@@ -43,7 +44,7 @@ def refuse_unaudited(folder: Path) -> None:
         folder: an audit's folder.
 
     Raises:
-        ResultsError: says why it was not audited, and when.
+        ResultsError: it was not audited; the message says why and when.
     """
     path = folder / NOT_AUDITED
     if not path.exists() and not path.is_symlink():

@@ -1,6 +1,7 @@
-"""The recovery: what came back from the audited batches, whatever the policy asks.
+"""The recovery: what was recovered from the audited batches, under any policy.
 
-A rule asks about one event. A reader wants to know whether anything came back. These functions say that in words for the headline of a
+A rule asks about one event, but a reader wants to know whether anything was recovered. These functions say that in words for the headline
+of a
 verdict, the report and the terminal.
 """
 
@@ -13,14 +14,14 @@ from enum import IntEnum
 from leakaudit.results.schema import Attempt, Results, SequenceScore, StepRecord
 
 LEAST_SHARE = 0.5
-"""Least recall and precision of a text of which most words came back. Our choice: half of the words of a text, in any order, reveal its
-subject; and because half of the guess must be right, naming the whole vocabulary is no leak."""
+"""Least recall and precision of a text of which "most words" were recovered. Our choice: half of the words of a text, in any order,
+reveal its subject. Half of the guess must be right, so a guess that names the whole vocabulary is not a leak."""
 
 _WORD_EVENTS = ("all_words", "most_words")
 
 
 class Severity(IntEnum):
-    """The worst leak, from nothing to sentences."""
+    """The severity of a leak, from nothing to a whole sentence."""
 
     NOTHING = 0
     LABELS = 1
@@ -30,27 +31,28 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Counts of what came back, over several attacks."""
+    """Counts of recovered texts and labels, over all attacks together."""
 
     steps: int
     """Steps that were attacked."""
     texts: int
-    """True texts that an attack on text was scored on."""
+    """True texts for which at least one attack has a token recall."""
     exact: int
-    """Texts that came back word for word."""
+    """Texts that were recovered word for word."""
     all_words: int
-    """Texts of which every word came back in any order, without the exact ones."""
+    """Texts of which every word was recovered in any order, without those in `exact`."""
     most_words: int
-    """Texts of which at least half of the words came back in any order, without those counted above."""
+    """Texts of at least `min_tokens` tokens of which at least half of the words were recovered in any order, without those counted
+    above."""
     label_steps: int
-    """Steps whose label counts came back exactly."""
+    """Steps whose label counts were recovered exactly."""
 
 
 def severity(attempts: Iterable[Attempt]) -> Severity:
     """Return the worst leak of any of `attempts`.
 
-    Words count by the events and by the scores of every text that is long enough: results before 1.2 have no event for most of the words,
-    and must not be read as clean.
+    Leaked words are found by the events and by the scores of every text that is long enough. Results before 1.2 have no event
+    `most_words`, and they must not seem clean for that reason.
     """
     worst = Severity.NOTHING
     for attempt in attempts:
@@ -64,11 +66,11 @@ def severity(attempts: Iterable[Attempt]) -> Severity:
 
 
 def amount(found: SequenceScore) -> float | None:
-    """Return how much of one text came back, 0 to 1.
+    """Return how much of one text was recovered, 0 to 1.
 
-    It is the larger of two measures: ROUGE-L for words in order, and the harmonic mean of recall and precision for words in any order,
-    which is near zero for a bag of the whole vocabulary. Without a precision (results before 1.2) a bag counts by its recall.
-    None if no text was guessed.
+    It is the larger of two measures: ROUGE-L for words in order, and the harmonic mean of recall and precision for words in any order.
+    The latter is near zero for a bag of the whole vocabulary. Without a precision (results before 1.2) ROUGE-L alone counts, or the
+    recall if there is no ROUGE-L. The result is None if nothing was guessed.
     """
     recall, precision, in_order = found.token_recall, found.token_precision, found.scores.get("rougeL")
     if recall is None:
@@ -80,12 +82,12 @@ def amount(found: SequenceScore) -> float | None:
 
 
 def is_silent(step: StepRecord, attempts: Iterable[Attempt]) -> bool:
-    """Return whether a step is no evidence: it is not verified and nothing came back."""
+    """Return whether a step is unverified and without a leak, so not evidence."""
     return not step.verification.status.bounds and severity(attempts) is Severity.NOTHING
 
 
 def recovered(results: Results, defense: str = "none") -> Recovery:
-    """Count what came back under one defence, over all attacked steps.
+    """Count what was recovered under one defence, over all attacked steps.
 
     `none` is the update as the run sends it.
     """
@@ -108,7 +110,7 @@ def recovered(results: Results, defense: str = "none") -> Recovery:
 
 
 def in_words(found: Recovery) -> str:
-    """Return in words what came back, from most to least; empty if nothing did.
+    """Return in words what was recovered, from most to least; empty for nothing.
 
     >>> in_words(Recovery(1, 8, exact=0, all_words=8, most_words=0, label_steps=1))
     'every word of 8 of 8 texts and all labels'
@@ -126,7 +128,7 @@ def in_words(found: Recovery) -> str:
 
 
 def join(parts: Sequence[str]) -> str:
-    """Join parts of a sentence: `a`, `a and b`, `a, b and c`."""
+    """Return parts of a sentence joined: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
@@ -140,9 +142,9 @@ class _Kind(IntEnum):
 
 
 def _kind(found: SequenceScore, attempt: Attempt) -> _Kind:
-    """Return how much of one text came back.
+    """Return how much of one text was recovered.
 
-    Without a precision (results before 1.2) the event of the attempt decides.
+    If every word is named, the precision of the guess or the event `all_words` of the attempt decides.
     """
     if found.exact:
         return _Kind.EXACT

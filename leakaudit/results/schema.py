@@ -1,10 +1,11 @@
 """Models of `results.json`, schema `leakaudit.results/1.3`.
 
-One module of over 400 lines: it is one document, and its parts stand in the order in which a reader needs them.
+The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
-Numbers are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
-This file is written in text mode `hash`: no text, no token ids, no label names, no class counts. What a masked or full
-report shows beyond that stands in the private journal (`journal.jsonl`, mode 0600), as `Sample`s.
+Scores are fractions from 0 to 1. A number that does not exist is a `Missing` with its reason, never a zero.
+results.json holds no text, no token ids, no label names and no class counts. Unless the audit's text mode is `hash`, it also holds which
+sixteenths of a text were recovered (`Strip`). What a full report shows beyond that is in the private journal (`journal.jsonl`, mode
+0600), as `Sample`s and `LabelSample`s.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from leakaudit.results.former_keys import read_into_scores, written_from_scores
 SCHEMA = "leakaudit.results/1.3"
 """Version of the schema.
 
-1.1 added what was in reach, of attempts, sequences and summaries. 1.2 added the digest, which it requires, the precision of a
-sequence, the number of sentences of a step and the declared defences. 1.3 added the catalogue, and `scores` of sequences and
-summaries with every metric; `former_keys.py` holds the keys that these replace.
+1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
+number of sentences of a step and the declared defences. 1.3 has the catalogue, and `scores` with every metric for sequences and
+summaries; `former_keys.py` lists the keys that `scores` replaces.
 
-A reader of an earlier version ignores the keys that it does not know. In an earlier file, new keys have their defaults. Whoever
-adds a key raises the version: a file of this version or an earlier one with an unknown key is refused."""
+A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
+Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
 
 
 Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
@@ -41,27 +42,27 @@ Fraction = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 
 
 Count = Annotated[int, Field(ge=0)]
-"""How many there are."""
+"""A number of things, 0 or more."""
 
 
 Amount = Annotated[FiniteFloat, Field(ge=0.0)]
-"""How much there is: seconds, a norm."""
+"""A quantity of 0 or more, such as seconds or a norm."""
 
 
 LENGTHS = (
     "Lengths are given as power-of-two ranges; other figures are exact, and a length can sometimes "
     "be worked out from them."
 )
-"""What every output says about the lengths of private texts; documents and reports repeat it word for word."""
+"""The statement on lengths of private texts, which documents and reports repeat word for word."""
 
 
 STRIP_CELLS = 16
-"""Cells of a `Strip`. Our choice: fine enough to show where a text leaked, and the same for every length."""
+"""Cells of a `Strip`. Our choice: it is fine enough to show where a text leaked, and the same for texts of every length."""
 
 
 Strip = Annotated[str, Field(pattern=rf"^[0-4a-d]{{{STRIP_CELLS}}}$")]
-"""Which parts of a text were recovered: one character for each sixteenth of it, in order. `0`: nothing of it. `1` to `4`: up to that
-many quarters of it, most of its tokens beside a right neighbour. `a` to `d`: the same, most of its tokens alone."""
+"""Which parts of a text were recovered: one character for each sixteenth of it, in order. `0`: nothing. `1` to `4`: up to that
+many quarters, and most recovered tokens have a correct neighbour. `a` to `d`: up to one to four quarters, and most have none."""
 
 
 class TextMode(StrEnum):
@@ -70,13 +71,13 @@ class TextMode(StrEnum):
     HASH = "hash"
     """Keyed hashes and numbers only."""
     MASKED = "masked"
-    """Also which sixteenths of a text were recovered; no characters, no ids, lengths as ranges."""
+    """Also which sixteenths of a text were recovered. No characters and no token ids; lengths are ranges."""
     FULL = "full"
     """The text itself."""
 
 
 class AttemptStatus(StrEnum):
-    """What became of one attack on one step under one defence."""
+    """How one attack on one step under one defence ended."""
 
     RAN = "ran"
     NOT_APPLICABLE = "not_applicable"
@@ -86,19 +87,19 @@ class AttemptStatus(StrEnum):
 
 
 class VerificationStatus(StrEnum):
-    """Whether the observed update comes from the kept batch."""
+    """The stamp of a step: whether its update comes from the kept batch."""
 
     VERIFIED = "verified"
-    """Recomputing the step gives the same update to rounding."""
+    """The recomputed step gives the same update, up to rounding."""
     SCALED = "scaled"
-    """The same up to one factor (accumulation, clipping, world size), which `scale` holds."""
+    """The update is the same up to one factor (accumulation, clipping, world size), which `scale` holds."""
     STOCHASTIC = "stochastic"
     """The step drew random numbers that were not kept, so only rough agreement can be expected."""
     NOISED = "noised"
-    """The same except for noise of the declared scale."""
+    """The update is the same except for noise of the declared scale."""
     UNVERIFIABLE = "unverifiable"
     """The step cannot be computed again; the note says why. It is attacked: a recovered text that is in the kept batch
-    proves a leak, and a text that is not recovered is no evidence."""
+    proves a leak. If nothing is recovered, that is not evidence."""
     MISMATCH = "mismatch"
     """The update comes from another batch. No leakage number may be printed."""
 
@@ -114,15 +115,15 @@ class VerificationStatus(StrEnum):
     def attacked(self) -> bool:
         """Whether a recovered text counts.
 
-        It does not count where the update comes from another batch.
+        It does not count if the update comes from another batch.
         """
         return self is not VerificationStatus.MISMATCH
 
 
 class ResultsModel(BaseModel):
-    """Base of all models: frozen, and without unknown keys.
+    """The base of all models, which are frozen and ignore unknown keys.
 
-    Keys that a later version added are left out; `load_results` refuses unknown keys in files of this version and before.
+    So keys of a later version are left out. `load_results` refuses unknown keys in files of this version and before.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -133,11 +134,11 @@ class Score(ResultsModel):
 
     value: Fraction
     n: Annotated[int, Field(ge=1)] = 1
-    """How many sequences (or labels) it is the mean over."""
+    """Number of sequences (or labels) over which it is the mean."""
 
 
 class Missing(ResultsModel):
-    """Why there is no number."""
+    """The reason why there is no number."""
 
     missing: str
 
@@ -146,11 +147,11 @@ Measured = Score | Missing
 
 
 class Verification(ResultsModel):
-    """The stamp a snapshot gets before it is attacked."""
+    """The stamp that a step gets before it is attacked."""
 
     status: VerificationStatus
     relative_error: Amount | None = None
-    """||observed - recomputed|| / ||recomputed|| over all shared parameters, after `scale` was taken out."""
+    """||observed - recomputed|| / ||recomputed|| over all shared parameters, after the factor `scale` is removed."""
     scale: FiniteFloat | None = None
     """Least-squares factor between observed and recomputed update."""
     sigma: Amount | None = None
@@ -161,7 +162,8 @@ class Verification(ResultsModel):
     noiseless: tuple[str, ...] = ()
     """Declared defences whose noise is not in the update; the step is audited without that noise."""
     where: Literal["in place", "rebuilt"] = "rebuilt"
-    """Which model computed the step again: the client's own, before the optimizer moved it, or the one that the attacks get."""
+    """Which model computed the step again. `in place`: the client's own, before the optimizer changes it. `rebuilt`: the one that attacks
+    get."""
 
 
 class StepRecord(ResultsModel):
@@ -173,7 +175,7 @@ class StepRecord(ResultsModel):
     """Optimizer step, counted from 0."""
     epoch: Amount | None = None
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
-    """Third of the planned run that the step fell into."""
+    """Third of the planned run in which the step lies."""
     snapshot: str
     """`hmac-sha256:` of the observation, under the run's key: an unkeyed digest would let anyone confirm a guessed text. `sha256:` in
     earlier results."""
@@ -185,13 +187,13 @@ class StepRecord(ResultsModel):
     shipped_defense: str = "none"
     """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
     n_sentences: Count | None = None
-    """Sequences that are long enough for a sentence event; None in results before 1.2, and for arrays 0."""
+    """Number of sequences that are long enough for a sentence event; 0 for arrays, None in results before 1.2."""
 
 
 class SequenceScore(ResultsModel):
     """How much of one true sequence an attack recovered.
 
-    Guesses are matched one-to-one to the true sequences of the batch.
+    Each guess is matched to one true sequence of the batch.
     """
 
     id: str
@@ -200,21 +202,21 @@ class SequenceScore(ResultsModel):
     scores: dict[str, Fraction] = {}
     """Name of a sequence-level metric -> number. A metric without a number for this sequence is absent."""
     longest_run: int | None = None
-    """Tokens of the longest run. Read from results before 1.2 and no longer written, because it is a length."""
+    """Tokens of the longest run, read from results before 1.2. It is not written now, because it is an exact length."""
     strip: Strip | None = None
     """Which parts of the sequence were recovered; None in text mode hash, and in results before 1.2."""
     min_tokens_bucket: str
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
-    """Whether the true sequence has at least as many tokens as a sentence event asks for (8 unless the run says else)."""
+    """Whether the true sequence has at least as many tokens as a sentence event asks for (`min_tokens`, 8 by default)."""
     confidence: Fraction | None = None
     """The attacker's own confidence."""
     proved: bool = False
-    """The attacker re-simulated the guess, and that reproduced the update to rounding."""
+    """Whether the attacker computed the update of the guess and got the observed update, up to rounding."""
     reachable: Fraction | None = None
-    """Share of its tokens, without special ones, that were among the attack's candidates at their place; None where unknown."""
+    """Share of its tokens, without special tokens, that were among the attack's candidates at their place; None if unknown."""
     passes: bool | None = None
-    """Whether the true sequence would have passed the attack's own test; None where it has no test, or where unknown."""
+    """Whether the true sequence would have passed the attack's own test; None if it has no test, or if that is unknown."""
 
     @model_validator(mode="before")
     @classmethod
@@ -228,7 +230,7 @@ class SequenceScore(ResultsModel):
 
     @property
     def exact(self) -> bool | None:
-        """Whether the sequence was recovered exactly; None where no sequence was guessed."""
+        """Whether the sequence was recovered exactly; None if no sequence was guessed."""
         return None if (found := self.scores.get("exact")) is None else found == 1.0
 
     @property
@@ -238,20 +240,20 @@ class SequenceScore(ResultsModel):
 
     @property
     def token_precision(self) -> float | None:
-        """Share of the guessed tokens that stand in the true sequence, with counts.
+        """Share of the guessed tokens that are in the true sequence, with counts.
 
-        For a bag of tokens it is the share of the bag that stands anywhere in the batch. None in results before 1.2.
+        For a bag of tokens it is the share of the bag that is anywhere in the batch. None in results before 1.2.
         """
         return self.scores.get("token_precision")
 
     @property
     def outcome(self) -> Literal["recovered", "search gave up", "out of reach"] | None:
-        """What became of the sequence; None where that is unknown.
+        """Whether the sequence was recovered or in reach; None if that is unknown.
 
-        It is unknown where the attack guesses no sequences, or does not say what was in reach.
+        It is unknown if the attack guesses no sequences, or does not say what was in reach.
 
-        The attack's own test decides where there is one; else a sequence was in reach if every token was a candidate. The
-        value `out of reach` is kept for readers of earlier results: it means "not by these attacks", and another may reach it.
+        The attack's own test decides if there is one. Otherwise a sequence was in reach if every token was a candidate. The value
+        `out of reach` means "not by these attacks": another attack may reach it. The name is kept for readers of earlier results.
         """
         if self.exact is None or self.exact:
             return "recovered" if self.exact else None
@@ -270,39 +272,39 @@ class Attempt(ResultsModel):
     seed: int
     status: AttemptStatus
     reason: str = ""
-    """Why, for every status but `ran`. It never holds text: of an exception only the type and the place."""
+    """Reason for every status except `ran`. It never holds private text; of an exception it names only the type and the place."""
     stop: str = ""
     """Why the attack stopped: `done`, `converged`, `budget`."""
     adaptive: bool = True
-    """The attack was told the defence's parameters."""
+    """Whether the attack knew the parameters of the defence."""
     granted: tuple[str, ...] = ()
-    """What the threat model gave the attack beyond the update: `labels`, `lengths`."""
+    """What the threat model gave the attack besides the update: `labels`, `lengths`."""
     wall_s: Amount = 0.0
     gpu_s: Amount = 0.0
     events: tuple[str, ...] = ()
     """`exact_sentence`: a sequence of at least `min_tokens` tokens was recovered exactly. `exact_sequence`: any sequence.
-    `all_words`: every token of the batch was named, in whatever order, and at least half of what was named is true. `most_words`: at
-    least half of the tokens of a sequence of `min_tokens` tokens or more came back, in whatever order, and at least half of what was
-    guessed is true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance."""
+    `all_words`: every token of the batch was named, in any order, and at least half of the named tokens are true. `most_words`: at
+    least half of the tokens of a sequence of `min_tokens` tokens or more were recovered, in any order, and at least half of the
+    guessed tokens are true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
-    """Name of a metric -> number, or why there is none. Every registered metric has an entry where the attack ran."""
+    """Name of a metric -> number, or why there is none. If the attack ran, every registered metric has an entry."""
     facts: dict[str, FiniteFloat] = {}
     """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
     reachable_tokens: Measured | None = None
-    """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is not known. None where
-    nothing was asked: the attack did not run, or the results are older than 1.1."""
+    """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is unknown. None if
+    it was not measured: the attack did not run, or the results are older than 1.1."""
     reachable_sequences: Measured | None = None
-    """Share of the true sequences that would have passed the attack's own test; `n` of them could be tested."""
+    """Share of the true sequences that would have passed the attack's own test, of the `n` that could be tested."""
 
     @property
     def finished(self) -> bool:
-        """Whether the attack ran, in time or not; only then it has numbers."""
+        """Whether the attack ran, even if out of time; only then are there numbers."""
         return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
 
     @property
     def leaked(self) -> bool:
-        """Whether anything that counts as a leak event happened."""
+        """Whether at least one leak event happened."""
         return bool(self.events)
 
 
@@ -327,10 +329,10 @@ class Controls(ResultsModel):
 class Summary(ResultsModel):
     """One attack under one defence over all attacked steps.
 
-    Numbers are fractions, or None where there is no number.
+    Scores are fractions.
 
-    A description and no evidence: unverifiable steps and attempts that ran out of time are in it, while the gate's bounds
-    leave out what proves nothing.
+    A summary is a description, not evidence: it includes unverifiable steps and attempts that ran out of time, while the gate's
+    bounds leave out attempts that prove nothing.
     """
 
     attack: str
@@ -357,7 +359,7 @@ class Summary(ResultsModel):
 
 
 class Utility(ResultsModel):
-    """What a defence costs the model, where somebody measured it."""
+    """The measured cost of a defence to the model."""
 
     defense: str
     metric: str
@@ -366,26 +368,26 @@ class Utility(ResultsModel):
 
 
 class NotTested(ResultsModel):
-    """One thing the audit says nothing about."""
+    """One thing that the audit says nothing about."""
 
     what: str
     why: str
 
 
 class Coverage(ResultsModel):
-    """What was not tested, and which attacks known to the tool did not run."""
+    """What was not tested, and which registered attacks did not run."""
 
     not_tested: tuple[NotTested, ...] = ()
     not_run: tuple[NotTested, ...] = ()
     audited_steps: Count = 0
     skipped_snapshots: Count = 0
-    """Snapshots that were refused and whose step is unknown. Early audits also counted steps that were due while attacks ran.
+    """Snapshots that were refused and whose step is unknown. Early versions also counted steps that were due while attacks ran.
     `not_tested` lists the steps that were not kept, with the reason."""
     total_steps: Count | None = None
 
 
 class Battery(ResultsModel):
-    """Which battery ran: its name, version, members and a digest over all knobs."""
+    """The battery that ran: name, version, members, and a digest of all options."""
 
     name: str = "custom"
     version: str = "1"
@@ -393,11 +395,11 @@ class Battery(ResultsModel):
     attacks: tuple[str, ...]
     defenses: tuple[str, ...]
     budget_s: Amount
-    """Seconds each attempt was allowed."""
+    """Time limit of each attempt, in seconds."""
 
 
 class RunInfo(ResultsModel):
-    """Where, when and with what."""
+    """The run of the audit: when, by which version, with which settings."""
 
     id: str
     started: str
@@ -414,7 +416,7 @@ class RunInfo(ResultsModel):
 
 
 class Subject(ResultsModel):
-    """What was audited."""
+    """The audited model and code."""
 
     model: str
     """Class of the model."""
@@ -426,7 +428,7 @@ class Subject(ResultsModel):
 
 
 class ThreatModel(ResultsModel):
-    """Who the adversary is, what it sees and what it knows."""
+    """The adversary, with what it sees and knows."""
 
     adversary: str = "honest-but-curious server"
     sees: str = "one client's transmitted update"
@@ -443,16 +445,16 @@ class Regime(ResultsModel):
     """Largest dropout rate in the model."""
     hidden: Count | None
     trainable: str
-    """`all`, or what is frozen."""
+    """`all`, or the frozen part."""
     accumulation: Annotated[int, Field(ge=1)] = 1
     max_grad_norm: Amount | None = None
     batch_size: Count | None = None
     declared_defenses: tuple[str, ...] | None = None
-    """Names of the defences that the run declares; every step's `shipped_defense` is made of these. None in results before 1.2."""
+    """Names of the defences that the run declares; the `shipped_defense` of every step is made of these. None in results before 1.2."""
 
 
 class Overhead(ResultsModel):
-    """What the audit cost the training run, in its own process.
+    """The cost of the audit to the training run, in the training process.
 
     Attacks in a side process are not counted.
     """
@@ -461,20 +463,20 @@ class Overhead(ResultsModel):
     """Seconds that the training thread spent in the audit."""
     training_s: Amount | None = None
     check_s: Amount = 0.0
-    """The part of `blocked_s` in which kept steps were repeated in place, to check them."""
+    """The part of `blocked_s` in which kept steps were computed again in place, to verify them."""
     writer_s: Amount | None = None
     """Seconds that a thread beside training checked, hashed and wrote kept steps."""
     memory_mb: Amount | None = None
-    """Copies of a kept step in the trainer's memory, in units of 10^6 bytes."""
+    """Size of the copies of a kept step in the trainer's memory, in units of 10^6 bytes."""
     disk_mb: Amount | None = None
-    """What the kept steps took on the disk in all, in units of 10^6 bytes."""
+    """Total size of the kept steps on the disk, in units of 10^6 bytes."""
 
 
 class PluginEntry(ResultsModel):
-    """What a plugin says of itself."""
+    """The description of a plugin."""
 
     label: str
-    """What a reader calls it, such as `TAG`."""
+    """Name for readers, such as `TAG`."""
     meaning: str
     """What it does or measures, in a sentence for a glossary."""
     source: str
@@ -482,16 +484,16 @@ class PluginEntry(ResultsModel):
 
 
 class AttackEntry(PluginEntry):
-    """What an attack says of itself."""
+    """The description of an attack."""
 
     goal: Literal["text", "words", "labels"]
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
-    """Who sees what, and what has to hold, in a sentence."""
+    """What the attacker sees and what it needs, in a sentence."""
 
 
 class MetricEntry(PluginEntry):
-    """What a metric says of itself."""
+    """The description of a metric."""
 
     level: Literal["sequence", "step"]
     """Whether it scores one sequence, or the label counts of a step."""
@@ -502,7 +504,7 @@ class MetricEntry(PluginEntry):
 class Catalogue(ResultsModel):
     """The attacks, defences and metrics that took part, by their names.
 
-    The names are those that the rest of the results uses. Empty in results before 1.3.
+    The rest of the results uses the same names. It is empty in results before 1.3.
     """
 
     attacks: dict[str, AttackEntry] = {}
@@ -510,7 +512,7 @@ class Catalogue(ResultsModel):
     metrics: dict[str, MetricEntry] = {}
 
     def metric_label(self, name: str) -> str:
-        """Return the label of a metric, or its name where it has none here."""
+        """Return the label of a metric, or its name if the catalogue does not have it."""
         return self.metrics[name].label if name in self.metrics else name
 
 
@@ -531,9 +533,9 @@ class Results(ResultsModel):
     overhead: Overhead = Overhead()
     catalogue: Catalogue = Catalogue()
     min_tokens: Annotated[int, Field(ge=1)] = 8
-    """Tokens a sequence must have to count as a sentence in `exact_sentence`."""
+    """Least number of tokens of a sequence that counts as a sentence in `exact_sentence`, `most_words` and `in_reach`."""
     digest: str | None = None
-    """`sha256:` over everything else in the file: shows that the file is as it was written. It guards against accidents, not
-    against somebody who computes it anew; for that, sign the file. None in results before 1.2, and before `with_digest`."""
+    """`sha256:` over everything else in the file, which shows that the file was not changed. It guards against accidents, but not against
+    somebody who computes it again; to prevent that, sign the file. None in results before 1.2, and before `with_digest`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)

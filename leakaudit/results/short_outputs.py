@@ -1,6 +1,6 @@
 """Metrics in short outputs: cells of tables and lines of the trainer's log.
 
-Of our own metrics they show a few. A metric from elsewhere is shown always, so that a new one needs no line here.
+They show a few of our own metrics, and every metric of another package, so that a new one needs no line here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 _IN_CELLS = ("rougeL", "token_recall", "token_precision", "masked_token_recall", "label_accuracy")
-"""Metrics that a cell names before all others, in this order."""
+"""Metrics that a cell shows first, in this order."""
 
 _NOT_IN_CELLS = frozenset(
     {"rouge1", "rouge2", "exact", "longest_run", "label_exact", "label_classes", "label_excess", "label_hellinger"}
 )
-"""Metrics that a cell leaves out, because another one says nearly the same; the sections on texts and on labels show them."""
+"""Metrics that a cell leaves out, because another metric says nearly the same. The sections on texts and on labels show most of them."""
 
 _IN_LOGS: Mapping[str, str] = MappingProxyType(
     {"exact": "exact_rate", "rouge1": "r1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
@@ -34,7 +34,7 @@ def in_cells(scored: Iterable[str]) -> list[str]:
 
 
 def in_logs(scored: Iterable[str]) -> dict[str, str]:
-    """Return metric -> name in the log, for those that a log shows.
+    """Return metric -> name in the log, for the metrics that a log shows.
 
     >>> in_logs(["rouge1", "newest", "rougeL"])
     {'rouge1': 'r1', 'newest': 'newest'}
@@ -44,9 +44,10 @@ def in_logs(scored: Iterable[str]) -> dict[str, str]:
 
 
 def about_labels(metrics: Iterable[str]) -> list[str]:
-    """Return the metrics that the section on labels shows, from all that score labels.
+    """Return the metrics that the section on labels shows.
 
-    `label_exact` is a count of steps there, and `label_hellinger` says nearly the same as `label_classes`.
+    `metrics` are all that score labels. `label_exact` is left out because it is a count of steps there, and `label_hellinger`
+    because it says nearly the same as `label_classes`.
     """
     return ["label_accuracy", "label_classes", "label_excess", *_others(metrics)]
 

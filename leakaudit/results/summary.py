@@ -12,8 +12,8 @@ from leakaudit.results.schema import Attempt, Measured, Score, Summary
 def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
     """Return one `Summary` per attack and defence, in order of first appearance.
 
-    Means weigh every sequence alike, and label accuracy every label; attempts that did not score add to
-    `status_counts` only. An attempt that ran out of budget still counts with the best guess it had.
+    In a mean every sequence has the same weight, and in label accuracy every label. Attempts without a score count in
+    `status_counts` only. An attempt that ran out of budget counts with its best guess so far.
     """
     groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
@@ -39,9 +39,9 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
 
 
 def pooled(measured: Iterable[Measured | None]) -> float | None:
-    """Return the mean of all numbers, each weighed by its `n`.
+    """Return the mean of all numbers, weighted by their `n`; None without a number.
 
-    A `Missing` and None count as nothing. Without a number there is no mean: None.
+    Every `Missing` and None is left out.
 
     >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
     0.75

@@ -1,6 +1,6 @@
 """Numbers in plain English: counts, ordinals, lengths of time, sizes.
 
-`humanize` has no short forms such as `3 h 40 min`; those are ours.
+The short forms such as `3 h 40 min` are our own, because `humanize` has none.
 """
 
 from __future__ import annotations

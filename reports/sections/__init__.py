@@ -1,8 +1,8 @@
-"""Sections of the report: one file and one template each.
+"""Sections of the report: each has one module and one template.
 
 `reports/contents.py` lists them in order.
 
-Each file has a function `section`, which takes the redacted results and returns a `Section`, or None where it has nothing to show.
+Each module has a function `section`, which takes the redacted results and returns a `Section`, or None if it has nothing to show.
 """
 
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""The section on how far the evidence goes."""
+"""The section on how certain the evidence is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakaudit.results.wording import counted
 
 # ------------------------------------------------------------------------------------- confidence, coverage, cost, origin
 def section(redacted: RedactedResult) -> Section:
-    """Say what the number of verified steps can show, and how the controls went."""
+    """Say what the number of verified steps can show, and what the controls found."""
     results, verdict = redacted.results, redacted.verdict
     n = sum(step.verification.status.bounds for step in results.steps)
     if n == 0:
@@ -36,9 +36,9 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _unverifiable_line(results: Results) -> str:
-    """Say how many steps cannot be verified, and why.
+    """Return sentences on the steps that cannot be verified, with the reasons.
 
-    It says what that does to the bounds, and is empty where all can be verified.
+    They also say how these steps change the bounds. The text is empty if every step can be verified.
     """
     found = [
         step for step in results.steps if step.verification.status.attacked and not step.verification.status.bounds

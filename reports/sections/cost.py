@@ -1,4 +1,4 @@
-"""The section on the time and memory that the audit took."""
+"""The section on the time, memory and disk space that the audit took."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
-    """List the steps, attacks and adversaries that the audit says nothing about."""
+    """List steps, attacks and adversaries about which the audit says nothing."""
     results = redacted.results
     coverage = results.coverage
     found = [{"what": item.what, "why": item.why} for item in coverage.not_tested]
@@ -39,7 +39,7 @@ def _unfinished(results: Results) -> list[dict[str, str]]:
 
 
 def _steps_left_out(results: Results, verdict: Verdict) -> list[dict[str, str]]:
-    """Return the steps that were not audited or are no evidence, and why."""
+    """Return the steps that were not audited or are not evidence, with the reason."""
     coverage, found = results.coverage, []
     if verdict.unverified_steps:
         why = "the observed update does not come from the kept batch, so no number is shown for them"

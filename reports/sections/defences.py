@@ -29,7 +29,10 @@ def section(redacted: RedactedResult) -> Section | None:
     for defense, seen in found.items():
         ships = defense == OBSERVED
         k, n, late = seen.leaked, seen.finished, seen.open
-        lower, upper = stats.lower_bound(k, n + late), stats.upper_bound(k, n)  # what is not finished may be either
+        lower, upper = (
+            stats.lower_bound(k, n + late),
+            stats.upper_bound(k, n),
+        )  # an unfinished step may be of either kind
         note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
         rows.append(
             {

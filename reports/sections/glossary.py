@@ -37,6 +37,6 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _title(name: str, entry: PluginEntry) -> str:
-    """Return a label, and the name that tables use where that is another one."""
+    """Return a label, with the name that tables use if the two differ."""
     bare = name.partition("(")[0]
     return entry.label if entry.label.lower() == bare.replace("-", " ") else f"{entry.label} ({bare})"

@@ -1,7 +1,8 @@
 """The section on labels: how well, how surely and when they were recovered.
 
-Shapes data for `templates/sections/labels.html.j2`. What may be shown was decided by redaction: class counts come only from `LabelView`s, whose
-counts are there in mode full only; everything else is rates. A step that cannot be verified counts where its labels came back.
+It prepares data for `templates/sections/labels.html.j2`. Redaction has decided what may be shown: class counts come only from
+`LabelView`s, which hold them in mode full only; everything else is rates. A step that cannot be verified is shown only if its label
+counts were recovered.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, Score, TextMode
 
 MOST_STEPS = 24
-"""Steps whose counts are shown in full."""
+"""Most steps whose class counts are shown."""
 
 LEADS = {
     TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
@@ -34,7 +35,7 @@ LEADS = {
 
 
 def section(redacted: RedactedResult) -> Section | None:
-    """Show how well the labels were recovered; None where no attack guessed labels."""
+    """Show how well the labels were recovered; None if no attack guessed labels."""
     steps = {step.id: step.step for step in redacted.results.steps}
     bounding = {step.id for step in redacted.results.steps if step.verification.status.bounds}
     attempts = [
@@ -69,11 +70,12 @@ def section(redacted: RedactedResult) -> Section | None:
 
 
 def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one row an attack: exact count vectors and means, with bounds.
+    """Return one row per attack: exact label counts and means, with bounds.
 
-    A mean has bounds where there are enough steps.
+    A mean has bounds if there are enough steps.
 
-    Rates and means are over the verified steps: those of the others that leaked were chosen by their leak, so they are named apart.
+    Rates and means use the verified steps only. An unverifiable step is here only because it leaked, so such steps are counted
+    separately.
     """
     rows = []
     for attack in dict.fromkeys(a.attack for a in attempts):
@@ -112,7 +114,7 @@ def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) ->
 
 
 def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the chart as a table: one row a step, one cell an attack."""
+    """Return the chart as a table: one row per step, one cell per attack."""
     attacks = list(dict.fromkeys(a.attack for a in attempts))
     found = {(a.step, a.attack): a.scores["label_accuracy"].value for a in attempts}  # type: ignore[union-attr]  # filtered by the caller
     return [
@@ -125,7 +127,7 @@ def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict
 
 
 def _tables(views: Sequence[LabelView], steps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one table a step: each class with its true and guessed counts."""
+    """Return one table per step: each class with its true and guessed counts."""
     tables = []
     for step in dict.fromkeys(view.step for view in views):
         mine = [view for view in views if view.step == step and view.rows is not None]

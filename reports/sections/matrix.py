@@ -1,4 +1,4 @@
-"""The section that crosses attacks with defences."""
+"""The section with a table of attacks against defences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from leakaudit.reports.section import Section
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Show what each attack came to under each defence, and all attacks together."""
+    """Show the outcome of each attack, and of all together, under each defence."""
     results = redacted.results
     attacks, defenses = attack_names(results), defense_names(results)
     table = []

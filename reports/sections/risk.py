@@ -1,4 +1,4 @@
-"""The section on the worst case, and on a defence that would pass."""
+"""The section on the worst case, and on defences that would pass."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _way_out(results: Results, verdict: Verdict) -> str:
 
 
 def _loss(results: Results, alternative: Alternative) -> float:
-    """How much a defence costs the model; what was not measured comes last."""
+    """Return the loss of utility under a defence; infinity if it was not measured."""
     for utility in results.utility:
         if utility.defense == alternative.defense and utility.baseline is not None:
             return utility.baseline - utility.value

@@ -14,7 +14,7 @@ from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Show each rule with what was seen, its bounds and its limit."""
+    """Show each rule with what was observed, its bounds and its limit."""
     verdict = redacted.verdict
     owner = f", owned by {verdict.policy_owner}" if verdict.policy_owner else ""
     return Section(
@@ -31,14 +31,14 @@ def section(redacted: RedactedResult) -> Section:
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One rule as the table shows it."""
+    """A row of the table: one rule."""
 
     verdict: RuleVerdict
     seen: str
     bounds: str
     limit: str
     evidence: str
-    """Anchor of what speaks most against the rule, or nothing."""
+    """Anchor of the strongest evidence against the rule; empty if there is none."""
 
 
 def _row(rule: RuleVerdict, redacted: RedactedResult) -> RuleRow:

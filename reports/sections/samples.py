@@ -15,7 +15,7 @@ from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Show what the best attack got of each text, the worst case first."""
+    """Show what the best attack recovered of each text, the worst case first."""
     anchors = sample_anchors(redacted)
     exact = sum(view.recovered[0].scores.exact or False for view in redacted.sequences)
     shown = len(redacted.sequences)

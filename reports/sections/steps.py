@@ -1,4 +1,4 @@
-"""The section on what leaked at which training step."""
+"""The section on the leaks at each training step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leakaudit.results.schema import Attempt, Results, Score, StepRecord
 from leakaudit.results.wording import counted
 
 _SEARCHED = ("no leak event", "out of time", "in reach, not found")
-"""States of attacks that ran and found nothing that counts."""
+"""States of attacks that ran without a leak."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class _Step:
     number: int
     phase: str
     share: float | None
-    """Share of the text, or of the labels, that the best attack recovered; None where there is no number."""
+    """Share of the text, or of the labels, that the best attack recovered; None if there is no number."""
     states: tuple[str, ...]
     """State of each attack, in the order of the battery."""
 
 
 def section(redacted: RedactedResult) -> Section:
-    """Show the state of every attack at every step, and how much came back."""
+    """Show the state of every attack at every step, and how much was recovered."""
     results = redacted.results
     attacks = attack_names(results)
     text = any(_text_share(a) is not None for a in results.attempts)
@@ -97,9 +97,9 @@ def _row(step: _Step) -> dict[str, Any]:
 
 
 def _text_share(attempt: Attempt) -> float | None:
-    """Return how much of the batch's text an attack got.
+    """Return how much of the batch's text an attack recovered, 0 to 1.
 
-    The measure that shows most of it counts. None where it guesses no text.
+    It is the mean of `amount` over the texts; None if the attack guesses no text.
     """
     found = [share for s in attempt.sequences if (share := amount(s)) is not None]
     return fmean(found) if found else None
@@ -111,7 +111,7 @@ def _label_share(attempt: Attempt) -> float | None:
 
 
 def _lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
-    """Say in how many steps what leaked, each step by the worst of it."""
+    """Return sentences on how many steps leaked, by the worst leak of each step."""
     aside = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
     if not steps:
         return f"No step could be audited.{aside}"
