@@ -1,4 +1,4 @@
-"""Attribution of gradients to pairs, which shows the pairs in the span that are real.
+"""Attribution of gradients to pairs: it shows which pairs in the span are real.
 
 A token vector and a position vector are added before the normalisation. So if (t, p), (s, p) and (s, q) are in a batch,
 the input of (t, q) lies in the span as well, to rounding. Such a false pair is called a ghost. The span cannot separate
@@ -83,7 +83,7 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Directions along which an update shows the gradient of one token or one position."""
+    """Directions along which an update shows one token's or one position's gradient."""
 
     tokens: Tensor
     """(N,) int64: row of each pair among T; a pair that can be read alone has a row of its own."""
@@ -210,7 +210,7 @@ class _Solver:
         return reach, (reach == reach.max()) & (reach > 0)
 
     def _strong(self, side: int) -> Tensor:
-        """Return booleans: whether residuals of tokens (0) or positions (1) are above errors."""
+        """Return booleans: residuals of tokens (0) or positions (1) that are above errors."""
         now = (self._by_token, self._by_position)[side].norm(dim=0)
         strong: Tensor = now > WEAK / USED_UP * self._floors[side]
         return strong

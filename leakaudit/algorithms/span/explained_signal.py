@@ -37,7 +37,7 @@ MOST_MARGIN = 1e6
 
 
 class ExplainedSignal:
-    """The observed update, its noise, and the simulation that compares sentences with it."""
+    """The observed update, its noise, and the simulation to compare sentences with it."""
 
     def __init__(self, problem: SpanProblem, span: SoftSpan, sigma: float | None) -> None:
         """Prepare the simulation.

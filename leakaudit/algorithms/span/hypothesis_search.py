@@ -130,7 +130,7 @@ class Simulation:
         """Return (N,) float64: <g, G> / |g| of each hypothesis, in the update's units.
 
         It is negative for the opposite direction. A sign update has lost the sizes of its matrices, so there the result
-        is the sum of the cosines' numerators <g, G> / |g| of the single matrices.
+        is the sum of <g, G> / |g| over single matrices.
 
         Args:
             hypotheses: N of them.

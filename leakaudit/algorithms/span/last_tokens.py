@@ -167,7 +167,7 @@ def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], 
 
 
 def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Return for every prefix the prefix whose gradient it shares, which is mostly itself.
+    """Return for every prefix the prefix whose gradient it shares, mostly itself.
 
     If inputs carry no position, attention over copies of one token gives the same value for every number of copies. So
     prefixes of one repeated token have equal inputs in every layer.

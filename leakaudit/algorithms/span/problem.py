@@ -137,7 +137,7 @@ def span_problem_of(
 
 
 def _evidence_tokens(seen: Observation) -> Tensor | None:
-    """Return the tokens that the word embedding's update names, and all special tokens.
+    """Return the tokens that the word embedding's update names, and special tokens.
 
     None if that update cannot be read.
     """

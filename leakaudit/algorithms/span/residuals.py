@@ -1,4 +1,4 @@
-"""Distance of an input from the span, in units of the distance that rounding causes."""
+"""Distance of an input from the span, in units of the rounding error."""
 
 from __future__ import annotations
 
