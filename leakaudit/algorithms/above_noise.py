@@ -4,9 +4,9 @@ Letters: V rows, D entries per row, s the standard deviation of the noise on eve
 
 Without signal the energy |row|^2 / s^2 has a known distribution: chi-squared with D degrees of freedom under Gaussian
 noise; under Laplace noise the sum of D squares E^2 / 2 with E exponential, which has a heavier tail. The entries
-themselves show which of the two applies, so the noise need not be named; in doubt the heavier tail is used. Neither
-quantile uses a normal approximation: at D = 8 to 64 the energy is skewed, and a normal distribution's far quantile
-names several times too many rows.
+themselves show which of the two applies, so the kind of noise need not be known; in doubt the heavier tail is used.
+Below D = 4096 neither quantile uses a normal approximation: at D = 8 to 64 the energy is skewed, and a normal
+distribution's far quantile names several times too many rows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 
 GAUSSIAN_RATIO = 2.65
-"""Largest ratio of the 90 % quantile to the median of magnitudes at which noise is Gaussian.
-The ratio is 2.44 for Gaussian and 3.32 for Laplace noise. Our choice is nearer to the first, because the quantile of
-the second is safe for both."""
+"""Largest ratio of the 90 % quantile to the median of magnitudes at which noise counts as Gaussian.
+The ratio is 2.44 for Gaussian and 3.32 for Laplace noise. Our choice is nearer to the first, because it is safe to treat
+Gaussian noise as Laplace noise."""
 
 SAMPLED = 100_000
 """Entries from which the ratio is estimated.
@@ -36,7 +36,7 @@ QUARTER = 0.25
 Our choice: a batch names fewer than three quarters of all tokens."""
 
 STANDARD_ERRORS = 3.0
-"""Standard errors that are added to a measured noise if none is declared.
+"""Standard errors by which the rank of the noise's quantile is raised if no noise is declared.
 Our choice."""
 
 GRID = 2**16
@@ -54,8 +54,8 @@ Cut = Callable[[float], float]
 def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Tensor, float]:
     """Return which rows hold more than noise, and the noise that was assumed.
 
-    The noise is the larger of the declared one and of what the rows with least energy show. So a declaration that is
-    too low names nothing, and none is needed.
+    The noise is measured on the rows with the least energy; the larger of the measured and the declared noise is used. So
+    no declaration is needed, and one that is too low names no wrong rows.
 
     Args:
         rows: (V, D).
@@ -78,15 +78,15 @@ def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Ten
 
 
 def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
-    """Return (V,) booleans: values that are more than chance explains.
+    """Return (V,) booleans: whether a value is larger than chance explains.
 
-    A value that one table of noise in 200 reaches counts alone. Values that `expected` of V reach by chance count
-    together, if there are more of them than chance gives in all but one table in 200. So noise alone names nothing in
-    99 of 100 tables.
+    There are two tests. First, each value counts that exceeds the bound which `expected` of V values exceed by chance,
+    if there are more such values than chance gives in 199 of 200 tables of noise. Otherwise, a value counts if only one
+    table of noise in 200 has such a large value. So in 99 of 100 tables of noise alone no value counts.
 
     Args:
         statistic: (V,).
-        cut: of one value under noise alone.
+        cut: quantiles of one value under noise alone.
         expected: how many may be named by chance; at most the share FALSE_EVENTS of all.
     """
     count = len(statistic)
@@ -102,7 +102,7 @@ def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
 def heavy_tailed(entries: Tensor) -> bool:
     """Return whether noise has heavier tails than a normal distribution.
 
-    The quantiles used are not moved by a few rows of signal.
+    A few rows of signal do not change the quantiles that are compared.
 
     Args:
         entries: of any shape; zeros are left out, because they were not sent.
@@ -135,9 +135,9 @@ def energy_cut(width: int, heavy: bool) -> Cut:
 def projection_cut(direction: Tensor, heavy: bool) -> Cut:
     """Return the quantiles of a row's inner product with a fixed direction m.
 
-    They are in units of the noise's standard deviation. Gaussian noise: exact. Laplace noise: Chernoff's bound, P(sum_i
-    m_i x_i > t) <= min_u exp(-u t) prod_i 1 / (1 - u^2 m_i^2 / 2). A direction with few large entries, which the
-    features of transformers have, does not average the tails away.
+    They are in units of the noise's standard deviation. For Gaussian noise they are exact. For Laplace noise they follow
+    from Chernoff's bound, P(sum_i m_i x_i > t) <= min_u exp(-u t) prod_i 1 / (1 - u^2 m_i^2 / 2). A normal approximation
+    would be wrong there, because features of transformers have few large entries, so the sum keeps heavy tails.
 
     Args:
         direction: (D,), m.
@@ -160,8 +160,8 @@ def projection_cut(direction: Tensor, heavy: bool) -> Cut:
 def _laplace_energies(width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return values and tail probabilities of a sum of `width` squares E^2 / 2.
 
-    E is exponential. One square's distribution is put on a grid so that its mean is kept, and its Fourier transform is
-    raised to the power of `width`.
+    E is exponential. The distribution of one square is put on a grid in a way that keeps its mean. Then its Fourier
+    transform is raised to the power of `width`.
     """
     top = (
         width + 12 * math.sqrt(5 * width) + 600

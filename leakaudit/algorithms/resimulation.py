@@ -1,8 +1,8 @@
-"""Simulates a guessed batch; if its update agrees to rounding, it is proved.
+"""Proof by simulation: a guess is proved if its update agrees to rounding.
 
-No ground truth is needed. The labels follow on the way: with the texts known, the features a_b that enter the output
-layer and the predicted probabilities p_b are computable, and the layer's update dW = 1/B sum_b (p_b - y_b) a_b^T is
-linear in the labels y_b.
+No ground truth is needed. The labels need not be guessed: from the texts the public model computes the features a_b
+that enter the output layer and the predicted probabilities p_b, and the layer's update dW = 1/B sum_b (p_b - y_b) a_b^T
+is linear in the labels y_b.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from leakaudit.plugins.budget import Budget
 
 AGREES = 1e-4
 """Largest median relative error over the weight matrices at which a guess is proved.
-The median, because the output layer dominates the error of the whole update, and in an untrained model it hardly
-depends on one wrong word. Measured; see docs/decisions/span_constants.md."""
+It is the median because the output layer dominates the error of the whole update, and in an untrained model that layer's
+error hardly depends on one wrong word. Measured; see docs/decisions/span_constants.md."""
 
 MOST_ORDERED = 3
-"""Most local steps whose every order is simulated.
+"""Largest number of local steps for which every order is simulated.
 Our choice: three steps have 6 orders, five have 120."""
 
 
@@ -44,9 +44,9 @@ class Proof:
 def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -> Proof:
     """Simulate the step that a guess claims, and mark the guess if the update agrees.
 
-    Nothing is simulated, and the guess is returned as it is, if the model is not whole, if dropout is on (masks of
-    later layers are unknown), under a declared defence that changes values, for a classifier without a shared output
-    layer, or without budget.
+    Nothing is simulated, and the guess is returned as it is, in these cases: the model is not whole; the guess is empty;
+    the task is neither classification nor causal language modelling; dropout is on (masks of later layers are unknown); a
+    defence is declared; a classifier does not share its output layer; the budget is used up.
 
     Args:
         seen: the observation.
@@ -102,8 +102,8 @@ def simulation_error(seen: Observation, guess: Sequence[Sequence[int]]) -> float
 def _orders(seen: Observation, count: int) -> list[list[int]]:
     """Return the orders in which a client may have taken its texts.
 
-    Only local steps depend on the order. With one text per step every order of few steps is tried; else only the
-    guess's own, which is right to first order in the learning rate.
+    Only local steps depend on the order. With one text per step and at most `MOST_ORDERED` steps every order is tried.
+    Otherwise only the guess's own order is tried, which is right to first order in the learning rate.
     """
     plain = list(range(count))
     if seen.facts.view != "delta" or count != seen.facts.local_steps or count > MOST_ORDERED:
@@ -114,8 +114,8 @@ def _orders(seen: Observation, count: int) -> list[list[int]]:
 def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) -> Tensor:
     """Return (B,) int64: the labels that explain the output layer's update best.
 
-    They follow by least squares. Clipping scales the update by an unknown factor, but the label is where y - p is
-    largest, whatever the factor.
+    Least squares gives the gradients of the logits. Clipping scales them by an unknown factor, which is estimated and
+    divided out.
     """
     taken: list[Tensor] = []
     handle = layer.module.register_forward_pre_hook(lambda _, given: taken.append(given[0].detach()))

@@ -15,11 +15,12 @@ from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 @attack("dlg")
 @dataclass(frozen=True)
 class Dlg(PlainMatching):
-    """Search for embeddings x and soft labels y with the observed gradient G.
+    """A search for embeddings x and soft labels y whose gradient is the observed G.
 
-    Minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i, then takes the nearest tokens. The
-    published attack runs L-BFGS. LAMP compares with it under Adam, with TAG's loss and learning rate, at alpha = 0.
-    `preset=paper` does the same; its norms are not squared. Everything else is as in `tag`.
+    It minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i, then takes the nearest tokens. The
+    published attack runs L-BFGS. The LAMP paper compares itself with a version that runs Adam with TAG's loss and
+    learning rate at alpha = 0. `preset=paper` is that version; it does not square the norms. Everything else is as in
+    `tag`.
     """
 
     label: ClassVar[str] = "DLG"
@@ -27,5 +28,5 @@ class Dlg(PlainMatching):
     source: ClassVar[str] = "DLG (Zhu et al. 2019) as in LAMP (Balunovic et al. 2022), Sec. 5 and App. D"
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until nothing improves or steps or budget are used up."""
+        """Match gradients until nothing improves, or the steps or the budget are used up."""
         return reconstruct_by_matching(seen, self.recipe(Objective("l2")), rng, budget)

@@ -20,15 +20,15 @@ class EmbeddingRows:
     rows give neither the order of words nor how often each occurs. Pruning can only hide rows, never add any.
 
     Under noise every row is non-zero. If no row is zero, or if noise is declared, the attack takes the rows that hold
-    more than noise alone explains (see `leakaudit.algorithms.above_noise`). That needs neither the name of the noise
-    nor, for a batch of few of all tokens, its size.
+    more than noise alone explains (see `leakaudit.algorithms.above_noise`). It does not need to know the kind of noise,
+    nor its size if the batch holds only a small part of the vocabulary.
 
     It does not apply to an embedding tied to an output head, whose softmax changes all V rows.
     """
 
     false_rows: float = FALSE_ROWS
-    """Under noise: how many of the V rows may be named by chance, beside others above the noise.
-    Our choice: one word too many. With noise alone, 99 tables of 100 name no row."""
+    """Under noise: how many of the V rows may be named by chance, if other rows are above the noise.
+    Our choice: one wrong word. With noise alone, 99 of 100 tables name no row."""
 
     label: ClassVar[str] = "embedding rows"
     meaning: ClassVar[str] = "Reads which words were in the batch from which rows of the embedding received a gradient."
@@ -41,7 +41,7 @@ class EmbeddingRows:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a number of rows without a quantile."""
+        """Refuse a number of rows that is not positive: it has no quantile."""
         if self.false_rows <= 0:
             raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 

@@ -28,16 +28,16 @@ from leakaudit.plugins import (
 
 AGREES = 1e-2
 """Largest relative error at which labels explain the output layer's update.
-Measured: 1e-3 or less if all features are found."""
+Measured: the error is 1e-3 or less if all features are found."""
 
 EXPLAINS = 0.05
-"""Largest relative error at which a number of equal sequences explains their gradient.
-Our choice: with m equal sequences of one label, m - 1 of them leave an error of 1 / m, which is larger for all numbers
-that are tried."""
+"""Largest relative error at which m equal sequences explain their gradient.
+Our choice: if m equal sequences have one label, m - 1 of them leave an error of 1 / m, which is larger for every m that
+is tried."""
 
 ROUNDING = 1e-3
-"""The same in units of one sequence's gradient.
-It applies to sequences whose labels the model predicts with certainty, so that they leave hardly any gradient."""
+"""Largest error, in units of one sequence's gradient, at which equal sequences explain their gradient.
+It is for sequences whose label the model predicts with certainty, because they have hardly any gradient."""
 
 CANDIDATES = 8
 """Sequences whose gradient is tried as the unit if the most likely one explains nothing.
@@ -52,20 +52,22 @@ MOST_EQUAL = 16
 class FeatureLabels:
     """Exact class counts by instance-wise predictions, at any stage of training.
 
-    The last feed-forward part of the model gives the features of every sequence as roots (see
-    `leakaudit.algorithms.labels.feature_roots`), and their number. The public model computes from them what enters its
-    output layer, a_k, and its predictions p_k. Then dW = sum_k d_k a_k^T, with a 1 for the bias, is linear in d_k, and
-    d_k = (m_k p_k - y_k) / B gives the labels y_k of the m_k equal sequences behind it. Neither B nor a clipping factor
-    need be known: for the classes that are not the label, d_k / p_k is 1 / B times that factor.
+    The update of the model's last feed-forward part gives the number of distinct sequences, and their features as roots
+    (see `leakaudit.algorithms.labels.feature_roots`). From these the public model computes a_k, the inputs of its output
+    layer, and its predictions p_k. Then dW = sum_k d_k a_k^T, with a 1 appended to a_k for the bias, is linear in d_k,
+    and d_k = (m_k p_k - y_k) / B gives the label counts y_k of the m_k equal sequences with these features. The attack
+    needs to know neither B nor a clipping factor: for the classes that are not the label, d_k / p_k is 1 / B times that
+    factor.
 
-    A frozen head does not prevent this. The second layer's update is sum_k g_k u_k^T with u_k known, so it gives g_k,
-    and g_k is d_k backpropagated through the public layers behind: C unknowns and as many equations as the layer has
-    outputs.
+    It also works with a frozen head. The update of the part's second layer is sum_k g_k u_k^T with known u_k, so it
+    gives g_k. And g_k is d_k backpropagated through the public layers behind the part: C unknowns, and as many equations
+    as the layer has outputs.
 
-    It needs: one row per sequence in the last feed-forward part and no connection around it, as in encoders with a
-    class token and a normalisation after each part, and in classifiers with two hidden layers; fewer sequences than the
-    layer is wide; and an update that is exact to rounding. With dropout on the features are still found, but not the
-    masks behind them. Then p_k is the prediction without dropout, and the counts are those nearest to B (mean p - db).
+    It needs three things. The last feed-forward part has one row per sequence and no connection around it, as in
+    encoders with a class token and a normalisation after each part, and in classifiers with two hidden layers. There are
+    fewer sequences than the layer is wide. The update is exact to rounding. With dropout on, the features are still
+    found, but the later masks are not. Then p_k is the prediction without dropout, and the counts are those nearest to
+    B (mean p - db).
     """
 
     label: ClassVar[str] = "feature labels"
@@ -158,7 +160,7 @@ def _roots(
         part: the feed-forward part.
         first: (M, D) update of its first layer.
         second: (M', M) update of its second layer.
-        dummy: any inputs of the model; their features show where the search starts.
+        dummy: any inputs of the model; the search starts near their features.
         rng: draws the starts.
         budget: checked before each start.
 
@@ -184,10 +186,10 @@ def _from_head(seen: Observation, layer: OutputLayer, features: Tensor) -> tuple
     Args:
         seen: the observation.
         layer: its output layer.
-        features: (N, H) what enters it.
+        features: (N, H) its inputs.
 
     Returns:
-        (N, C) gradients of the distinct sequences' logits, and their relative error in the head's update.
+        (N, C) gradients of the distinct sequences' logits, and the relative error with which they explain the update.
     """
     update, matrix = seen.update[layer.weight].double(), features
     bias = bias_gradient(seen, layer)
@@ -203,7 +205,7 @@ def _from_behind(
 ) -> tuple[Tensor, float]:
     """Return the gradients of the logits from the feed-forward part's second layer.
 
-    It is used if the head shares no update.
+    This way is for a head that shares no update.
 
     Args:
         seen: the observation.
@@ -213,7 +215,7 @@ def _from_behind(
         dummy: any inputs of the model.
 
     Returns:
-        (N, C) gradients, and their relative error in the update.
+        (N, C) gradients, and the relative error with which they explain the update.
     """
     bias = part.first.bias
     inner = x @ part.first.weight.detach().double().T + (0.0 if bias is None else bias.detach().double())
@@ -236,8 +238,8 @@ def labels_from(gradient: Tensor, predicted: Tensor, loss: HeadLoss) -> tuple[tu
     """
     spread = loss.smoothing / predicted.shape[1]
     weights = torch.ones_like(predicted[0]) if loss.weights is None else loss.weights.to(predicted)
-    # One sequence of class y leaves s w_y (p - spread) in the other classes, whatever the label: the ratio is s w_y. If the
-    # model predicts the label with certainty that is hardly anything, so sequences count by its size.
+    # One sequence of class y adds s w_y (p - spread) to the gradients of the other classes, so their ratio to p - spread is
+    # s w_y. If the model predicts the label with certainty, p - spread is nearly zero, so each sequence counts by its size.
     label = gradient.argmin(dim=1)
     rest = ~torch.nn.functional.one_hot(label, predicted.shape[1]).bool()
     left = (predicted - spread) * rest
@@ -254,7 +256,7 @@ def labels_from(gradient: Tensor, predicted: Tensor, loss: HeadLoss) -> tuple[tu
         if off <= AGREES and len(tried) == 1:
             break
     least = min(off for off, _, _ in tried)
-    # Half the unit explains everything with twice as many sequences: of equal explanations the one with fewest is taken.
+    # Half the unit explains the same with twice as many sequences, so of equal explanations the fewest sequences win.
     off, _, counts = min((t for t in tried if t[0] <= 2 * least + 1e-6), key=lambda t: t[1])
     return tuple(torch.as_tensor(counts).tolist()), off
 
@@ -264,7 +266,7 @@ def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         values: (N,).
-        weights: (N,), none negative.
+        weights: (N,), each at least 0.
     """
     order = values.argsort()
     below = weights[order].cumsum(dim=0)
@@ -274,7 +276,7 @@ def _weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 class _Row:
     """One distinct sequence of the batch, and the labels that its gradient can hold.
 
-    m equal sequences with counts y leave sum_c y_c w_c (p - e_c), with e_c the smoothed label c.
+    The gradient of m equal sequences with label counts y is sum_c y_c w_c (p - e_c), with e_c the smoothed label c.
     """
 
     def __init__(self, predicted: Tensor, weights: Tensor, smoothing: float) -> None:
@@ -282,7 +284,7 @@ class _Row:
         labels = (1 - smoothing) * torch.eye(
             classes, dtype=predicted.dtype, device=predicted.device
         ) + smoothing / classes
-        self._effects = weights[:, None] * (predicted - labels)  # (C, C): what one sequence of each class leaves
+        self._effects = weights[:, None] * (predicted - labels)  # (C, C): the gradient of one sequence of each class
         self._inverse = torch.linalg.pinv(torch.cat([self._effects.T, torch.ones_like(self._effects[:1])]))
 
     def labels(self, gradient: Tensor) -> tuple[Tensor, float]:
@@ -309,7 +311,7 @@ class _Row:
 def _from_features(
     seen: Observation, layer: OutputLayer, part: FeedForward, x: Tensor, dummy: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return what enters (N, H) and leaves (N, C) the output layer, given features."""
+    """Return inputs (N, H) and outputs (N, C) of the output layer, given features."""
     taken: list[Tensor] = []
     handle = layer.module.register_forward_pre_hook(lambda _, args: taken.append(args[0].detach()))
     try:

@@ -142,39 +142,39 @@ training sentences (CoLA); distance and regulariser are those of LAMP_cos."""
 class Grab:
     """Learn embeddings, labels and dropout masks; then search token orders.
 
-    A round has three parts. Adam minimises a distance between gradients over the embeddings x, the labels and the
-    masks of every dropout of the model, which are clamped to [0, 1]. Then the nearest tokens are taken. Then a beam
+    A round has three parts. First Adam minimises a distance between gradients over the embeddings x, the labels and the
+    masks of every dropout of the model. Masks are clamped to [0, 1]. Then the nearest tokens are taken. Then a beam
     search tries each token of a sequence at all positions, and keeps the `beams` batches with the smallest distance.
-    The next round starts from its result. An option at None is the preset's.
+    The next round starts from its result. If an option is None, the preset decides it.
 
-    One mask entry for each feature of a token at each dropout is more than enough unknowns to explain an update by
-    wrong tokens: masks learned for wrong words keep these words. But most of the effect of dropout comes from few
-    positions. The classifier reads one token, `[CLS]`, and every gradient passes its masks. So the `fast` preset
-    learns the masks of opening tokens only and leaves the others at their mean, 1 - p; `mask_weight` holds the
-    learned ones near it. These masks belong to no word, so tokens are scored with them, and the next round begins
-    with them. The distance to expect at the true words is known, because a guess's own gradient can be put behind
-    dropout: a search that ends much farther off begins again from a random start (`attempts`). The best guesses of
-    all rounds compete in the end, each with masks of its own. The preset also moves embeddings to other positions
-    (`position_assignment`).
+    There is one mask entry for each feature of each token at each dropout. So many unknowns can explain an update by
+    wrong tokens, and once masks fit wrong words, the search keeps these words. But most of the effect of dropout comes
+    from few positions. The classifier reads one token, `[CLS]`, and every gradient passes its masks. So the `fast`
+    preset learns only the masks of opening tokens and leaves the others at their mean, 1 - p; `mask_weight` holds the
+    learned masks near that mean. Learned masks of opening tokens belong to no word, so tokens are scored with them, and
+    the next round begins with them. The expected distance at the true words can be estimated, because dropout can be
+    applied to a guess's own gradient. If a search ends at a much larger distance, another search begins from a random
+    start (`attempts`). At the end the best guesses of all rounds are compared, each with masks of its own. The preset
+    also moves embeddings to other positions (`position_assignment`).
 
-    `preset=paper` is the published attack with these departures. The paper lets a padding token stand at every
-    position, because only the longest length is known. Here the number of tokens of the batch is read as a rank, and
-    the lengths from the span of the first block's inputs (`batch_shape`), so candidates have the right lengths from
-    the start and no position is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two results; here the
+    `preset=paper` is the published attack with these departures. The paper allows a padding token at every position,
+    because only the longest length is known. Here the number of tokens of the batch is read as a rank, and the lengths
+    are read from the span of the first block's inputs (`batch_shape`). So candidates have the right lengths from the
+    start, and no position is padding. Line 10 of Algorithm 1, as printed, keeps the worse of two results; here the
     better one is kept. Tokens are scored with the likeliest labels instead of soft ones. Defences are taken from the
     protocol, not inferred from norms and zeros.
 
     If the protocol prunes, only non-zero entries are matched (Sec. 5.5.2), or, with `fill`, removed entries are
-    filled in first. If it clips, gradients are compared at the same length; with `noise_rescales` also if it adds
-    noise, as in the paper (Sec. 5.5.1). A cosine needs no length. With `denoise`, declared noise is removed from
-    matrices as far as their rank allows (`singular_value_shrinkage`), and a cosine counts by its expected
-    reliability. `aware=false` leaves all of that out.
+    filled in first. If the protocol clips, gradients are compared at the same length. With `noise_rescales` this is also
+    done if the protocol adds noise, as in the paper (Sec. 5.5.1). A cosine needs no length. With `denoise`, declared
+    noise is removed from matrices as far as their rank allows (`singular_value_shrinkage`), and each cosine is weighted
+    by its expected reliability. `aware=false` turns all of this off.
     """
 
     preset: Preset = "fast"
     """`paper` (hours for a sentence on a CPU) or `fast`."""
     hybrid_rounds: int = 5
-    """n_h: rounds; the search ends earlier if one brings no improvement."""
+    """n_h: most rounds; the search ends after a round without improvement."""
     steps: int | None = None
     """n_c: continuous steps of a round."""
     learning_rate: float | None = None
@@ -182,12 +182,12 @@ class Grab:
     relative: bool | None = None
     """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
-    embedding's on average."""
+    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I). 0 makes rows as long as the average
+    row of the word embedding."""
     decay: float | None = None
     """Factor on the step every 50 steps."""
     linear: bool | None = None
-    """Let the step fall to zero on a straight line in each round instead."""
+    """Let the step fall linearly to zero in each round, instead of by `decay`."""
     weight_decay: float | None = None
     """Weight decay of AdamW, on embeddings."""
     n_init: int | None = None
@@ -219,21 +219,21 @@ class Grab:
     mask_start: Literal["mean", "bernoulli"] | None = None
     """Masks at the start: all at 1 - p, or drawn (Algorithm 1, line 1)."""
     mask_weight: float | None = None
-    """Weight of the masks' mean squared distance from their mean, in units of a drawn mask's variance, beside the
-    gradient distance. 0 in the paper."""
+    """Weight of the masks' mean squared distance from their mean, in units of a drawn mask's variance. It is added to
+    the gradient distance. 0 in the paper."""
     mask_places: MaskPlaces | None = None
-    """The masks that are learned: of `all` tokens, as in the paper, or of `opening` tokens, which stand before every
-    text, and of no token."""
+    """The masks that are learned: those of `all` tokens, as in the paper, or only those of `opening` tokens, which stand
+    before every text, and those that belong to no token."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side at the start; the search continues with the one of the
-    lowest loss. 1 in the paper."""
+    """Number of best samples that take `trial_steps` steps side by side at the start. The search continues with the one
+    that then has the lowest loss. 1 in the paper."""
     keep_masks: bool | None = None
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
     """Move embeddings together with their positions after the steps of a round. Not in the paper."""
     attempts: int | None = None
-    """Searches from random starts. Another begins while the best guess is farther from the update than dropout
-    explains, as far as the guess can show. 1 in the paper."""
+    """Most searches from random starts. Another one begins if the best guess is farther from the update than dropout
+    explains, as estimated from the guess itself. 1 in the paper."""
     verdict_steps: int | None = None
     """Steps on masks alone for the final comparison of the best guesses of all rounds. Not in the paper."""
     fill: bool | None = None
@@ -245,24 +245,27 @@ class Grab:
     words: int = 0
     """Nearest words at each position that are tried after the beam search (`token_refinement`). Not in the paper."""
     patience: int | None = None
-    """Steps without a lower loss after which those of a round end; 0 for never, as in the paper."""
+    """Number of steps without a lower loss after which the steps of a round end. 0 turns this off, as in the paper."""
     stop_early: bool | None = None
     """Stop as soon as the tokens explain the update. Not in the paper."""
     keep: Keep | None = None
-    """Return the `best` guess of all rounds, or the `last`, as the paper does; rounds then end where the beam search does not improve on the steps."""
+    """Return the `best` guess of all rounds, or the `last` one, as the paper does. With `last` the rounds end if the beam
+    search does not improve on the steps."""
     denoise: bool | None = None
     """Remove declared noise from the update. Not in the paper."""
     noise_rescales: bool | None = None
-    """Compare gradients at the same length under declared noise, too, as the paper does (Sec. 5.5.1); an L2 distance only."""
+    """Compare gradients at the same length under declared noise, too, as the paper does (Sec. 5.5.1). Only for an L2
+    distance."""
     labels: Literal["joint", "enumerate"] = "joint"
-    """Labels that are not granted: optimised with the embeddings, or each assignment tried for `trial_steps`."""
+    """Labels that are not granted are optimised with the embeddings (`joint`), or each assignment is tried for
+    `trial_steps` steps (`enumerate`)."""
     trial_steps: int = 75
-    """Steps in which restarts, or labellings, compete. Our choice."""
+    """Number of steps after which restarts, or labellings, are compared. Our choice."""
     aware: bool = True
     """Use the defences that the protocol declares."""
     start: StartSource = "none"
-    """`span`: start from the sequences that exact recovery reads instead of noise, and at their lengths. Not in the
-    paper."""
+    """`span`: start from the sequences that exact recovery reads, and at their lengths, instead of from noise. Not in
+    the paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 

@@ -35,14 +35,14 @@ from leakaudit.plugins import (
 class Idlg:
     """The class whose logit has a negative gradient: the label of one sequence.
 
-    With one sequence of class y, d_c = p_c - [c = y] (LLG, Eq. 9 with B = 1): negative for y and positive for all
-    others, whatever the weights are. The bias update is d itself, so its smallest entry is always the label.
+    With one sequence of class y, d_c = p_c - [c = y] (LLG, Eq. 9 with B = 1). It is negative for y and positive for
+    all other classes, whatever the weights are. The bias update is d itself, so its smallest entry is always the label.
 
     Without a bias only the rows d_c a are known. Since d sums to 0, |d_y| is the sum of all other |d_c|, so y has
-    the longest row: exact for three classes or more. With two classes both rows are equally long, and the sign is
-    taken from the mean feature of neutral inputs (see `output_layer`), which may be wrong.
+    the longest row. This is exact for three classes or more. With two classes both rows are equally long, and the sign
+    comes from the mean feature of neutral inputs (see `output_layer`), which may be wrong.
 
-    It always names exactly one label: for larger batches use the counting attacks.
+    The attack always names exactly one label. For larger batches use the attacks that count.
     """
 
     label: ClassVar[str] = "iDLG"

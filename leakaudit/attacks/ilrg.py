@@ -24,14 +24,15 @@ from leakaudit.algorithms.labels.output_layer import (
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 TURNS = 8
-"""Number of turns that refine shares and class features. Our choice: shares settle after five or six."""
+"""Number of iterations that refine shares and class features. Our choice: shares hardly change after five or six."""
 
 COMMON_TRUST = 0.05
-"""Squared length of db at which the update and the dummy inputs have equal weight in the common feature. Chosen on
-train texts of AG News and MTS-Dialog: all values from 0.02 to 0.1 do the same."""
+"""Squared length of db at which the update and the dummy inputs have equal weight in the common feature.
+Chosen on training texts of AG News and MTS-Dialog: all values from 0.02 to 0.1 do equally well."""
 
 CLASS_TRUST = 0.02
-"""The same for a class's own feature: the square of the share that is not predicted already. Chosen likewise."""
+"""Squared x_c (1 - P_cc) at which the update and the common feature have equal weight in a class's own feature.
+Chosen on the same texts."""
 
 
 @attack("ilrg")
@@ -39,22 +40,22 @@ CLASS_TRUST = 0.02
 class Ilrg(CountsLabels):
     """Class counts by pseudo-inverse, from features that the update itself gives.
 
-    All sequences of a class are assumed to have one feature, their mean (iLRG's class-wise embedding). Row c of the
-    weight's update divided by entry c of the bias's update is such a mean, where c is more frequent than predicted.
-    Head weights turn features into probabilities P, and the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - db_i
-    by pseudo-inverse.
+    All sequences of a class are assumed to have one feature, their mean (iLRG's class-wise embedding). If class c is
+    more frequent than predicted, row c of the weight's update divided by entry c of the bias's update is such a mean.
+    The head's weights turn features into probabilities P. Then the pseudo-inverse gives the shares n / B that solve
+    n_i / B = sum_j (n_j / B) P_ji - db_i.
 
-    That quotient is 0 / 0 for a class as frequent as it is predicted, so on text many counts would be wrong. So both
-    steps are regularised here. All sequences start from one feature m, from dW = db m^T by least squares, regularised
-    towards the feature of dummy inputs. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is solved for the
-    class's own feature mu_c, regularised towards m; P and x follow, a few times.
+    For a class that is as frequent as predicted the quotient is 0 / 0, so on text many counts would be wrong. So both
+    steps are regularised here. First all sequences share one feature m: the least-squares solution of dW = db m^T,
+    regularised towards the feature of dummy inputs. Then dW_c = sum_j x_j P_jc mu_j - x_c mu_c, with x = n / B, is
+    solved for the class's own feature mu_c, regularised towards m. P and x follow from mu, and this step is repeated.
 
-    Features may be negative. It is exact where sequences of a class get nearly the same prediction, as in an
-    untrained model; where predictions differ from sequence to sequence, `feature-labels` reads each one.
+    Features may be negative. The counts are exact if all sequences of a class get nearly the same prediction, as in an
+    untrained model. If predictions differ from sequence to sequence, `feature-labels` reads each sequence.
     """
 
     dummy: bool = True
-    """Run the model once on dummy inputs. False: no forward pass, and m from the update alone."""
+    """Run the model once on dummy inputs. If False, nothing is run, and m comes from the update alone."""
 
     label: ClassVar[str] = "iLRG"
     meaning: ClassVar[str] = (
@@ -119,16 +120,14 @@ class Ilrg(CountsLabels):
 def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features: Tensor, shares: Tensor) -> Tensor:
     """Return (C, H) features of the classes, from the rows of the update.
 
-    The part of the other classes is subtracted from row c.
-
-    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge regularises
-    the solution towards the common feature, where the factor on the left is small.
+    Row c is sum_j x_j P_jc mu_j - x_c mu_c, so (x_c - x_c P_cc) mu_c = sum_{j != c} x_j P_jc mu_j - dW_c. A ridge moves
+    the solution towards the common feature if the factor on the left is small.
 
     Args:
         layer: the output layer, for its weights.
         weight: (C, H) update of the weight.
         common: (H,) the common feature.
-        features: (C, H) as they were so far.
+        features: (C, H) features before this iteration.
         shares: (C,) x, from 0 to 1.
     """
     mixed = shares[:, None] * _predict(layer, features)  # (C, C): x_j P_jc

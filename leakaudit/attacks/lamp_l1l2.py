@@ -15,7 +15,8 @@ from leakaudit.models.structure import word_embedding
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 LENGTH_WEIGHT, PRIOR_WEIGHT = 25.0, 60.0
-"""alpha_reg and alpha_lm of LAMP_L2+L1 (App. D); the presets of our own have the cosine's, relative to the update."""
+"""alpha_reg and alpha_lm of LAMP_L2+L1 (App. D).
+Our own presets use the values for the cosine instead, relative to the observed update."""
 
 
 @attack("lamp-l1l2")
@@ -24,9 +25,8 @@ class LampL1L2(Lamp):
     """LAMP by TAG's distance: L2 norms plus alpha times L1 norms.
 
     The distance is sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1. Our own presets square the L2 norms.
-    Their weights of regulariser and prior depend on the size of that sum, so they are relative to the observed
-    update's: alpha_reg and alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha
-    ||G||_1.
+    The right weights of the regulariser and the prior depend on the size of that sum. So in our presets alpha_reg and
+    alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha ||G||_1.
     """
 
     alpha: float = 0.01
@@ -43,14 +43,14 @@ class LampL1L2(Lamp):
     }
 
     def __post_init__(self) -> None:
-        """Refuse options that are out of range, and a metric for cosines."""
+        """Refuse options that are out of range, and `whitened`, which needs cosines."""
         super().__post_init__()
         check_knobs(self, not_negative=("alpha",))
         if self.whitened:
             raise ValueError("whitened is `lamp-cos`'s: a metric for cosines, and an L1 distance has none")
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until no token changes or steps or budget are used up."""
+        """Match gradients until no token changes, or the steps or the budget are used up."""
         unit = self._size(seen) if self.settings().relative else 1.0
         return self.attack(seen, Objective("l2", l1=self.alpha), rng, budget, unit=unit)
 

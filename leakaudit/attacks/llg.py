@@ -21,17 +21,17 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 class Llg(CountsLabels):
     """Class counts by LLG's Algorithm 1, from shared gradients only.
 
-    The model itself is not used. Algorithm 1 takes every class with a negative gradient once (Property 1). Then it
-    takes the class with the smallest calibrated gradient, adds back the impact m of one sequence, and repeats that
-    until the batch is full.
+    The attack does not run the model. Algorithm 1 takes every class with a negative gradient once (Property 1). Then
+    it takes the class with the smallest calibrated gradient, subtracts the impact m of one sequence from that gradient,
+    and repeats this until the batch is full.
 
-    The paper's g are row sums of the weight's update, and m their mean (Eq. 18): that is `read="rows"`. The bias's
-    update has Property 1 whatever the features are, and its impact is known: by Eq. 9 it is mean p_c - n_c / B, so
-    one sequence changes it by -1/B. A head without bias is read along the main direction of its update
-    (`own_direction`) with m from Eq. 18.
+    In the paper g is the row sums of the weight's update, and m comes from those below zero (Eq. 18). `read="rows"` does the
+    same. The bias's update has Property 1 whatever the features are, and its impact is known: by Eq. 9 it is
+    mean p_c - n_c / B, so one sequence changes it by -1/B. A head without bias is read along the main direction of its
+    update (`own_direction`) with m from Eq. 18.
 
-    No offset is known here, so the classes are assumed to be equally likely to the model, as they are before
-    training.
+    No offset is known here. So the attack assumes that the model predicts all classes with the same probability, as it
+    does before training.
     """
 
     read: Read = "auto"

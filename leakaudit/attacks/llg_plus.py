@@ -32,11 +32,11 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 class LlgPlus(CountsLabels):
     """Class counts by Algorithm 1, with constants from auxiliary data (LLG+).
 
-    The constants are impact and offsets. `read="rows"` is the paper's own: row sums, Eq. 19 and 20 over batches of
-    one label. On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9, and the offset of class i is the
-    model's probability of it for the batch's own mixture of classes: with P_ji = mean p_i over auxiliary data of
-    class j, the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - d_i. Eq. 20 takes all other classes alike
-    instead, which is not so in a trained model.
+    The constants are impact and offsets. `read="rows"` is the method of the paper: row sums, with Eq. 19 and 20 over
+    batches of one label. `auto` uses the gradient d of the logits. There the impact is -1/B by Eq. 9, and the offset of
+    class i is the mean probability of i over the batch's own mixture of classes. With P_ji = mean p_i over auxiliary
+    data of class j, the shares n / B solve n_i / B = sum_j (n_j / B) P_ji - d_i. Eq. 20 gives all other classes the
+    same weight instead, which is wrong for a trained model.
     """
 
     auxiliary: Path | None = None
@@ -56,7 +56,7 @@ class LlgPlus(CountsLabels):
     def applies(self, seen: Observation) -> Applicability:
         """Return whether auxiliary data and a readable output layer are there.
 
-        Its update has to be shared, and it is trained on one class a sequence.
+        The layer's update has to be shared, and it has to be trained on one class for each sequence.
         """
         return can_read(seen, self.read) and can_use(self.auxiliary, seen)
 
@@ -94,7 +94,7 @@ class LlgPlus(CountsLabels):
 def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[int, ...]:
     """Run Algorithm 1 with the impact and offsets of Eq. 19 and 20.
 
-    They come from batches of one class of the auxiliary data.
+    Impact and offsets come from auxiliary batches of one class each.
     """
     classes = len(gradient)
     sums = own.features.sum(dim=1)  # (N,)

@@ -30,15 +30,15 @@ class LlgStar(CountsLabels):
     """Class counts by Algorithm 1, with constants from dummy inputs (LLG*).
 
     The constants are impact and offsets. A batch of dummy inputs that all have label i has g_i = mean (p_i - 1) s and
-    g_j = mean p_j s, where s is the sum of a feature's entries; so one forward pass gives all the batches of Eq. 19
-    and 20. That is `read="rows"`, the paper's own.
+    g_j = mean p_j s, where s is the sum of a feature's entries. So one forward pass gives all the batches of Eq. 19
+    and 20. `read="rows"` does this, as the paper does.
 
-    On the gradient of the logits (`auto`) the impact is -1/B by Eq. 9 and the offset is the probability that the
-    public model gives to a class for dummy inputs, to which Eq. 20 reduces. Features that can be negative break
+    `auto` uses the gradient of the logits. There the impact is -1/B by Eq. 9. Eq. 20 reduces to the probability that
+    the public model gives to a class for dummy inputs, so this is the offset. Features that can be negative break
     Property 1 for row sums; a head without bias is then read along the dummy inputs' mean feature.
 
-    Clipping multiplies the gradient by an unknown k. If it did, k is taken as the smallest factor that gives no class
-    a negative share, which is right if some class is not in the batch and too small otherwise. The same is done where
+    Clipping may multiply the gradient by an unknown k. Then the attack takes the smallest k that gives no class a
+    negative share, which is right if some class is not in the batch and too small otherwise. It does the same if
     neither bias nor batch size is known, because the values from weight rows are too small by an unknown factor.
     """
 
@@ -95,7 +95,7 @@ class LlgStar(CountsLabels):
 def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums: Tensor) -> tuple[int, ...]:
     """Run Algorithm 1 with the impact and offsets of Eq. 19 and 20.
 
-    They come from dummy inputs that may have any label.
+    Impact and offsets come from dummy inputs, which may have any label.
 
     Args:
         gradient: (C,) row sums of the weight's update.

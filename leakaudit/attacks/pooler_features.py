@@ -37,11 +37,11 @@ Read = Literal["solve", "span", "paper"]
 
 
 SERVER = "wide-pooler"
-"""The active server that this attack belongs to."""
+"""Name of the active server that this attack needs."""
 
 
 LENGTHS = (1.0, 0.8, 1.25)
-"""Lengths at which the solution of the equations starts, relative to the mean feature's of other texts. Our choice."""
+"""Lengths of the features from which the equations are solved, relative to the mean length for random texts. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ class Reading:
 
 
 OWN = Reading(read="solve", phase="words", feature_words=32, attempts=3)
-"""Reading of our own presets."""
+"""How our own presets read and use features."""
 
 
 PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=1)
-"""Reading of `preset=paper` and `large`: paper 002, Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
+"""How `preset=paper` and `large` read and use features.
+Source: Beyond Gradient and Priors (2023), Sec. 4.2 and 4.3 ("in the optimization stage"), App. B."""
 
 
 @attack("pooler-features")
@@ -67,34 +68,34 @@ PUBLISHED = Reading(read="paper", phase="continuous", feature_words=0, attempts=
 class PoolerFeatures(Lamp):
     """LAMP that matches the pooler's inputs as well as the gradient.
 
-    The server widened the pooler (`wide-pooler`), so the third moment of its update separates the features of the
-    sequences. Candidates have to agree with the gradient, by LAMP's cosine distance, and with the features, one to
+    The server widened the pooler (`wide-pooler`), so the third moment of the pooler's update separates the features of
+    the sequences. A candidate has to agree with the gradient, by LAMP's cosine distance, and with the features, one to
     one, by cosine.
 
-    Features have no order and, read as in the paper, no sign. The paper takes the order from the true features; here
-    it is the order that fits a candidate best, chosen anew for every candidate, and the sign is that of the public
-    model's mean feature of random texts. An option at None is the preset's: `paper` and `large` read and use features
-    as the paper does, on its LAMP.
+    Features have no order and, read as in the paper, no sign. The paper takes the order from the true features. Here
+    every candidate gets the order that fits it best, and the sign is that of the public model's mean feature of random
+    texts. If an option is None, the preset decides it: `paper` and `large` read and use features as the paper does,
+    with its LAMP.
     """
 
     read: Read | None = None
     """How features are read: `paper` decomposes the moment; `span` does so within the known span of the update; `solve`
-    continues from there and solves for them (`pooler_moments`). Where solving fails, as under dropout, `solve` is
-    `span`."""
+    starts from the result of `span` and solves equations for the features (`pooler_moments`). If solving fails, as under
+    dropout, `solve` is the same as `span`."""
     phase: Phase | None = None
-    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (paper
-    002, Table 2), `both` does both; `words` (ours) leaves the search to the gradient, and features complete its result;
-    `none` is LAMP."""
+    """Where features count: `continuous` moves embeddings by them, `discrete` chooses starts and orders by them (Beyond
+    Gradient and Priors, Table 2), `both` does both; `words` (ours) searches by the gradient alone and completes the
+    result by features; `none` is LAMP."""
     feature_weight: float = 1.0
     """Weight of one minus the features' mean cosine, beside a gradient distance between 0 and 2. The paper gives no
     figure; our choice."""
     feature_words: int | None = None
-    """Words at each position that are tried in the end by features alone, for each sequence separately
-    (`feature_refinement`); 0 for none, as in the paper. Nothing is tried with `phase=none`."""
+    """Words per position that are tried after the search, by features alone and for each sequence separately
+    (`feature_refinement`). 0 tries no words, as in the paper. Not used with `phase=none`."""
     attempts: int | None = None
-    """Most searches. A sequence that reproduces its feature is right, so it is fixed; while there are others, the next
-    search begins from a random start. Not in the paper, and only where features were solved for and complete a search's
-    result."""
+    """Most searches. A sequence that reproduces its feature is right and stays fixed. While other sequences are left,
+    another search begins from a random start. Used only if the features were solved for and complete the result of a
+    search. Not in the paper."""
 
     presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
     label: ClassVar[str] = "pooler features"
@@ -120,7 +121,7 @@ class PoolerFeatures(Lamp):
     def applies(self, seen: Observation) -> Applicability:
         """Return whether the server widened the pooler and its update is shared.
 
-        LAMP's own conditions count, too.
+        LAMP has to apply as well.
         """
         server = seen.facts.server
         if server is None or server.name != SERVER:
@@ -166,7 +167,7 @@ class PoolerFeatures(Lamp):
     def _completed(
         self, matcher: FeatureMatcher, recipe: Recipe, attempts: int, rng: torch.Generator, budget: Budget
     ) -> Found:
-        """Return the best of several searches, completed by features."""
+        """Return the best result of several searches, each completed by features."""
         ends: list[tuple[tuple[int, float], Found]] = []
         steps = 0.0
         while len(ends) < attempts:
@@ -188,7 +189,7 @@ class PoolerFeatures(Lamp):
 def read_features(seen: Observation, sequences: int, read: Read, rng: torch.Generator) -> Features:
     """Return the features at the input of the wide pooler.
 
-    Without a solution of their equations, their signs are those of the public model's mean feature.
+    If their equations are not solved, their signs are those of the public model's mean feature.
 
     Args:
         seen: of a step on an active server's model.

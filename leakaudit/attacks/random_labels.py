@@ -26,8 +26,8 @@ from leakaudit.plugins import (
 class RandomLabels(CountsLabels):
     """One class drawn evenly for every sequence.
 
-    An attack that beats it by more than chance has read something. Where the number of sequences is not known, it
-    guesses one. An exact hit is chance, and no event.
+    An attack that is better by more than chance has read something. If the number of sequences is not known, one label
+    is drawn. Exact counts are chance here, so they count as no event.
     """
 
     label: ClassVar[str] = "random labels"

@@ -32,14 +32,15 @@ from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction
 class Rlu(CountsLabels):
     """Class counts of a client that took several SGD steps (federated averaging).
 
-    The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B, so the shares of all its
-    sequences solve n_i / N = sum_j (n_j / N) P_ji - db_i with P_ji the probability of class i for sequences of class
-    j, averaged over the steps: RLU's erroneous confidence for i != j. The server knows the model before the steps
-    and, by adding the update, after them. In between the model is assumed to change evenly from one to the other (RLU
-    follows it by Monte Carlo): logits of the same inputs under both models are interpolated, one point a step.
+    The update of the bias is the mean over the local steps t of mean p(t) - n(t) / B. So the shares n_i / N of the
+    classes among all N sequences solve n_i / N = sum_j (n_j / N) P_ji - db_i. P_ji is the probability of class i for
+    sequences of class j, averaged over the steps; for i != j it is RLU's erroneous confidence. The server knows the
+    model before the steps and, by adding the update, the model after them. This attack assumes that the model changes
+    evenly between the two: it interpolates the logits of the same inputs under both models, one point for each step.
+    (RLU estimates the change by Monte Carlo.)
 
-    With `auxiliary` data P is their mean by class. Without, dummy inputs stand for every class at the start; P then
-    lacks what the local steps taught the model about single classes.
+    With `auxiliary` data P is the mean of their predictions by class. Without such data the same dummy inputs stand for
+    every class, so P does not show what the local steps taught the model about single classes.
 
     For one step and no update of other layers it is `llg-plus` or `llg-star` solved by least squares.
     """

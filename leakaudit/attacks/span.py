@@ -46,5 +46,5 @@ class Span:
         return can_recover(seen, self.max_positions)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Run the reader that fits."""
+        """Recover the batch with the first reader that fits the update."""
         return recover(seen, rng, budget, candidates=self.candidates, beam=self.beam, max_positions=self.max_positions)

@@ -57,5 +57,5 @@ class Tag(PlainMatching):
         check_knobs(self, not_negative=("alpha",))
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Match gradients until nothing improves or steps or budget are used up."""
+        """Match gradients until nothing improves, or the steps or the budget are used up."""
         return reconstruct_by_matching(seen, self.recipe(Objective("l2", l1=self.alpha)), rng, budget)

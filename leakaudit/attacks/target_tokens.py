@@ -27,13 +27,13 @@ from leakaudit.plugins import (
 )
 
 SHARED_DIRECTION = 0.5
-"""Share of the features' energy in their mean from which signs along it are enough.
+"""Least share of the features' energy in their mean at which the sign along the mean is test enough.
 Measured: 0.05 in an untrained GPT-2, where features have little in common, and 0.9 after 60 steps."""
 
 LONGER = 3.0
-"""Least length of a target's row over the lower quartile of all rows, if features share no direction.
-Lengths are divided by the token's probability. Our choice: targets are longer by 8 or more, other rows by less than
-1.3."""
+"""Least ratio of a target row's length to the lower quartile of all lengths, if features share no direction.
+Lengths are divided by the token's probability. Our choice: the ratio is 8 or more for targets and below 1.3 for other
+rows."""
 
 
 @attack("target-tokens")
@@ -43,21 +43,21 @@ class TargetTokens:
 
     Row v of the head's update is mean_t (p_t(v) - [v is the target at t]) a_t over all positions t. Probabilities are
     never negative, so along a direction m that all features a_t share, only a target's row can point backwards (LLG,
-    Property 1, with m in place of the vector of ones). Features of an untrained model share no direction, but there
-    every row without a target is p(v) times about the same vector, and a target's row is much longer. Neutral inputs
-    give m and p.
+    Property 1, with m in place of the vector of ones). Features of an untrained model share no direction. But in such a
+    model every row without a target is p(v) times about the same vector, and a target's row is much longer. Neutral
+    inputs give m and p.
 
-    If the head is tied to the word embedding, rows of input tokens change, too; these tokens belong to the batch all
-    the same. The first token of a text is no target and is found only there. The targets of a masked language model are
-    its masked words.
+    If the head is tied to the word embedding, the rows of input tokens change, too. These tokens also belong to the
+    batch. The first token of a text is no target, so it is found only with a tied head. The targets of a masked
+    language model are its masked words.
 
-    Under noise half of all rows point backwards by chance, so only rows count that do so by more than noise explains
-    (`leakaudit.algorithms.above_noise`).
+    Under noise half of all rows point backwards by chance. So a row counts only if it points backwards by more than
+    noise explains (`leakaudit.algorithms.above_noise`).
     """
 
     false_rows: float = 1.0
-    """Under noise: how many of the V tokens may be named by chance, beside others above the noise.
-    Our choice: one word too many. With noise alone, 99 updates of 100 name no token."""
+    """Under noise: how many of the V tokens may be named by chance, if other tokens are above the noise.
+    Our choice: one wrong word. With noise alone, 99 of 100 updates name no token."""
 
     label: ClassVar[str] = "target tokens"
     meaning: ClassVar[str] = (
@@ -71,7 +71,7 @@ class TargetTokens:
     threat_model: ClassVar[str] = "Sees one client's update and knows the weights; a language model's head is trained."
 
     def __post_init__(self) -> None:
-        """Refuse a number of tokens without a quantile."""
+        """Refuse a number of tokens that is not positive: it has no quantile."""
         if self.false_rows <= 0:
             raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 

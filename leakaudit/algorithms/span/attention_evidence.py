@@ -1,12 +1,12 @@
-"""Which inputs attend to each other: grows one sequence from one token.
+"""Evidence that inputs attend to each other, and the growth of sequences by it.
 
 By the softmax Jacobian, for every attention head,
 
     dq_i = sum_j a_ij k_j,   sum_j a_ij = 0,        dk_i = sum_j b_ij q_j,
 
 where j runs over the tokens of i's own sequence only. Keys k_j, queries q_j and their gradients are known
-(`factoring`). So a sequence S is the joint support of two sparse regressions per head, and a hypothesis S is tested
-exactly: the residuals of dq_i on {k_j : j in S} and of dk_i on {q_j : j in S} are zero if no member is missing.
+(`factoring`). So a sequence S is the common support of two sparse regressions per head, and there is an exact test of
+S: the residuals of dq_i on {k_j : j in S} and of dk_i on {q_j : j in S} are zero if no member is missing.
 
 A beam search adds one token at a time. It replaces the search over combinations of tokens in DAGER (Petrov et al. 2024,
 Sec. 4.3, for encoders), which is exponential in the length. (Own derivation.)
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 COMPLETE = 1e-6
-"""Share of the gradients' energy |dq|^2 + |dk|^2 that a complete sequence may leave.
+"""Share of the gradients' energy |dq|^2 + |dk|^2 that a complete sequence may leave unexplained.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
@@ -32,7 +32,7 @@ class Group:
     members: tuple[int, ...]
     """Rows of the inputs, ordered by position."""
     residual: float
-    """Share of the members' own gradients that the members leave unexplained, on average, 0 to 1."""
+    """Mean share of the members' own gradients that the members leave unexplained, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class _Supports:
     def residuals(self) -> Tensor:
         """Return (S,): the residual, averaged over the better half of the members.
 
-        The gradient of a token that occurs at several places is a sum, which no single sequence explains, and such
-        tokens are not always known. So the worse half does not count.
+        If a token occurs at several places, its gradient is a sum, which no single sequence explains. It is not always
+        known which tokens these are, so the worse half does not count.
         """
         return _mean_of_smaller_half(self.left.square().sum((1, 2)), self.known)
 
@@ -73,12 +73,14 @@ def _mean_of_smaller_half(by_member: Tensor, known: Tensor) -> Tensor:
     counted = known - known.div(2, rounding_mode="floor")
     last = width - known + counted
     columns = torch.arange(width, device=last.device)
-    ordered = by_member.sort(dim=-1).values  # those that do not count come first
+    ordered = by_member.sort(dim=-1).values  # columns that do not count come first
     return (ordered * (columns < last[..., None])).sum(-1) / counted.clamp_min(1)
 
 
 class AttentionEvidence:
-    """Which inputs could explain which gradients, for all heads and both sides.
+    """Keys and queries of the inputs, and the gradients that they could explain.
+
+    The two sides are keys, which explain gradients of queries, and queries, which explain gradients of keys.
 
     Args:
         vectors: (2H, N, d) float64: keys of every input for each head, then its queries.
@@ -156,8 +158,8 @@ class AttentionEvidence:
     def exchanged(self, group: Group, times: int) -> Group:
         """Exchange members for better inputs at the same positions, one at a time.
 
-        The beam search never drops a member that it took early. With all other members in place, even an input that
-        gets little attention shows in the residual.
+        The beam search never drops a member that it took early. If all other members are right, even a wrong member that
+        gets little attention changes the residual visibly.
 
         Args:
             group: rows by position, from 0 without a gap.
@@ -199,7 +201,7 @@ class AttentionEvidence:
     def _shortened(self, group: Group) -> Group:
         """Return a complete sequence without members behind its end.
 
-        One member too many explains as much, so the shortest complete beginning is taken.
+        A sequence with one more member also counts as complete, so the shortest complete beginning is taken.
         """
         if group.residual >= COMPLETE:
             return group
@@ -239,7 +241,7 @@ class AttentionEvidence:
     def _residuals_with(self, supports: _Supports, available: Tensor) -> Tensor:
         """Return (S, N): the residual of each support with each vector added.
 
-        It is infinite where the position is taken or the vector explains nothing.
+        It is infinite if the position is taken, behind a sequence's end, or if the vector explains nothing.
         """
         count, sides, width, known = supports.left.shape
         left = supports.left.permute(1, 2, 0, 3).reshape(sides, width, count * known)
@@ -295,9 +297,9 @@ class AttentionEvidence:
 
 
 def _outside(vectors: Tensor, basis: Tensor) -> Tensor:
-    """Return vectors (S, 2H, d) less their part in the span of rows (S, 2H, k, d).
+    """Return vectors (S, 2H, d) without their part in the span of rows (S, 2H, k, d).
 
-    Done twice, because one projection is not orthogonal to rounding.
+    The projection is done twice, because after one the result is not orthogonal to rounding.
     """
     for _ in range(2):  # sums are faster than hundreds of tiny matrix products
         along = (basis * vectors[:, :, None]).sum(3, keepdim=True)  # (S, 2H, k, 1)

@@ -1,16 +1,17 @@
-"""Which inputs form one sequence of any length, by an identity of attention.
+"""Test by an identity of attention: do inputs form one sequence, of any length?
 
 For every head the gradients of queries and keys come from one matrix s over pairs of a sequence's tokens: dq_i = sum_j
-s_ij k_j and dk_j = sum_i s_ij q_i. So, over the members of a sequence and over nothing less,
+s_ij k_j and dk_j = sum_i s_ij q_i. So the following holds for sums over all members of a sequence, and not for fewer:
 
     sum_j k_j dk_j^T = sum_ij s_ij k_j q_i^T = sum_i dq_i q_i^T.
 
 Each input has a term k dk^T - dq q^T, and the terms of a sequence add up to zero: d_h (d_h + 1) equations per head. So
-a sequence may have more tokens than a head has dimensions, where the test of `attention_evidence` is empty.
+this test also works for a sequence with more tokens than a head has dimensions; the test of `attention_evidence` does
+not.
 
 A member whose gradient is not known is removed from the sum: the direction of its key is projected out on one side,
-that of its query on the other. It remains to search one option for each place. The terms of other sequences' tokens are
-nearly orthogonal to each other, so each right exchange brings the sum nearer to zero. (Own derivation.)
+the direction of its query on the other. Then one option is searched for each place. The terms of other sequences' tokens
+are nearly orthogonal to each other, so each right exchange brings the sum nearer to zero. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ SATISFIED = 1e-9
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STEPS = 30
-"""Steps in which several places are changed at a time.
+"""Most steps in which several places are changed at a time.
 Our choice; see docs/decisions/span_constants.md."""
 
 WIDTH, PATIENCE = 3, 2
-"""Choices followed at a time, and steps without improvement after which the search ends.
+"""Choices that are continued at a time (WIDTH), and steps without improvement that end the search (PATIENCE).
 Our choice."""
 
 HEADS = 4
@@ -168,7 +169,7 @@ class AttentionIdentity:
     def _violations(self, state: Tensor, inside: Tensor, *, unknown_too: bool = True) -> Tensor:
         """Return (N,): the violation after each option is put at its place.
 
-        It is infinite for options that are chosen already or may not be.
+        It is infinite for options that are already chosen or may not be chosen.
 
         Args:
             state: (L,) int64: option at each place, -1 for none.
@@ -179,7 +180,7 @@ class AttentionIdentity:
         chosen = state[state >= 0]
         unknown = chosen[~self._known[chosen]]
         members = chosen[self._known[chosen]]
-        held = state[self._places.clamp_max(len(state) - 1)]  # (N,) what stands at each option's place now
+        held = state[self._places.clamp_max(len(state) - 1)]  # (N,) the option that is at each option's place now
         free = inside & (held != torch.arange(len(held), device=held.device))
         standing_unknown = (held >= 0) & ~self._known[held.clamp_min(0)]
         options = (free & ~standing_unknown).nonzero().flatten()

@@ -1,14 +1,14 @@
-"""Which pairs in the span are real: the gradient of each token and each position.
+"""Attribution of gradients to pairs: it shows which pairs in the span are real.
 
 A token vector and a position vector are added before the normalisation. So if (t, p), (s, p) and (s, q) are in a batch,
-the input of (t, q) lies in the span as well, to rounding. Such a ghost cannot be told from a real pair by the span, and
-there are many of them: a batch of eight short sentences has about ten for each real pair.
+the input of (t, q) lies in the span as well, to rounding. Such a false pair is called a ghost. The span cannot separate
+ghosts from real pairs, and there are many of them: a batch of eight short sentences has about ten for each real pair.
 
-The update tells them apart. Along a direction in which all inputs but those of token t vanish, the update reads A_t,
-the sum of the gradients of t's own occurrences. Along another direction it reads D_p, the sum over all tokens at
-position p. Every real pair is part of one A_t and of one D_p. So a token that occurs once has its whole A_t inside one
-D_p, and the regression of D_p on all A_t gives it a coefficient of 1 at its own position and of nearly 0 elsewhere.
-Gradients that are assigned are subtracted from both sides, which makes the remaining regressions sharper. (Own
+The gradients separate them. There is a direction in which all inputs but those of token t vanish. Along it the update
+shows A_t, the sum of the gradients of t's own occurrences. Along another direction it shows D_p, the sum over all tokens
+at position p. Every real pair is part of one A_t and of one D_p. So a token that occurs once has its whole A_t inside
+one D_p, and the regression of D_p on all A_t gives it a coefficient of 1 at its own position and of nearly 0 elsewhere.
+Gradients that are assigned are subtracted from A_t and D_p, which makes the remaining regressions more exact. (Own
 derivation.)
 """
 
@@ -22,22 +22,22 @@ from torch import Tensor
 from leakaudit.algorithms.span.isolation import WHOLE, isolate, whitening
 
 CLEAR, SECOND = 0.6, 0.35
-"""Coefficients for an assignment: the largest is above CLEAR and no other reaches SECOND.
+"""Bounds on coefficients for an assignment: the largest is above CLEAR and all others are below SECOND.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SPREADS, FINEST = 4.0, 0.05
-"""Bound on a coefficient's distance from 1 and on the others' from 0: SPREADS medians, or FINEST.
-The median is that of the other coefficients' magnitudes. Our choice: a token that occurs twice, once with a small
-gradient, has a second coefficient that is larger than the others."""
+"""Bound on the largest coefficient's distance from 1 and on the size of the others: SPREADS medians, at least FINEST.
+The median is that of the other coefficients' sizes. Our choice: a token that occurs twice, once with a small gradient,
+has a second coefficient that is larger than the others."""
 
 WEAK = 0.02
-"""Share of its gradient below which the rest of a token or position is not assigned.
-Our choice: the rest may be the error of an earlier assignment."""
+"""Share of its gradient below which the residual of a token or position is not assigned.
+Our choice: such a residual may be the error of an earlier assignment."""
 
 STRICT: tuple[float, ...] = (0.002, 0.01, 0.03)
-"""Bounds on coefficients for certain assignments, in the order of trying.
-Our choice: unknown gradients move the coefficients of others by a tenth and more; with all of them known, coefficients
-are exact to 1e-4."""
+"""Bounds on coefficients for certain assignments, in the order in which they are tried.
+Our choice: unknown gradients change the coefficients of others by a tenth and more; if all gradients are known,
+coefficients are exact to 1e-4."""
 
 VANISHED = 1e-3
 """Share of its first size below which a gradient counts as removed.
@@ -50,15 +50,15 @@ Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 @dataclass(frozen=True)
 class Assignments:
-    """The gradient of each of N pairs, as far as it could be solved."""
+    """The gradients of N pairs, as far as they could be solved."""
 
     own: Tensor
     """(N,) int64: column of the pair's own gradient among the K, -1 if it is not known."""
     gradients: Tensor
     """(F, K) float64."""
     assigned: Tensor
-    """(N,) booleans: the gradient is known and subtracted from both sides.
-    A pair that has a gradient and is not assigned has the whole gradient of its token, provisionally."""
+    """(N,) booleans: the gradient is known, and subtracted from its token's and its position's gradient.
+    A pair that has a column in `own` and is not assigned has the whole gradient of its token, provisionally."""
     certain: Tensor
     """(N,) booleans: assigned by the strict rules, or at a position that is explained."""
     coefficient: Tensor
@@ -66,14 +66,14 @@ class Assignments:
     open: Tensor
     """(N,) booleans: not assigned, and neither its token nor its position is explained."""
     residual: Tensor
-    """(F, P) float64: gradient of each position less those of the assigned pairs."""
+    """(F, P) float64: gradient of each position without those of the assigned pairs."""
     explained: Tensor
     """(P,) booleans: the residual is zero, so no other token stands at that position."""
     single: Tensor
     """(P,) booleans: the residual is the gradient of one token."""
     doubtful: Tensor
-    """(P,) booleans: as many pairs are assigned as there are sequences, and the residual is not zero.
-    So one of them is wrong, or its token stands elsewhere as well."""
+    """(P,) booleans: at least as many pairs are assigned as there are sequences, but the residual is not zero.
+    So one of the pairs is wrong, or its token stands elsewhere as well."""
     shared: Tensor
     """(P,) booleans: the residual is zero with fewer pairs than sequences.
     So one assigned gradient is the sum of several."""
@@ -83,7 +83,7 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Attribution:
-    """The directions that read one token's or one position's gradient from an update."""
+    """Directions along which an update shows one token's or one position's gradient."""
 
     tokens: Tensor
     """(N,) int64: row of each pair among T; a pair that can be read alone has a row of its own."""
@@ -135,21 +135,21 @@ class Attribution:
         )
 
     def solve(self, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None = None) -> Assignments:
-        """Assign gradients to pairs, as far as both sides determine them.
+        """Assign gradients to pairs, as far as tokens and positions determine them.
 
         Three rules apply in turn, until none of them assigns anything:
 
         1. the whole gradient of a token is at one position;
-        2. the whole residual of a position is one token's;
+        2. the whole residual of a position belongs to one token;
         3. several tokens are nearly at one position and explain it together.
 
         Args:
             update: (F, R) float64, each layer's part at about the same norm, in coordinates of the basis.
             live: (N,) booleans: pairs that may be real.
-            floors: norms (T,) and (P,) that tokens and positions have from errors alone.
+            floors: norms (T,) and (P,) that the gradients of tokens and positions have from errors alone.
         """
         solver = _Solver(self, update, live, floors)
-        # Certain assignments first: each of them makes the other regressions sharper, and a wrong one spoils them.
+        # Certain assignments first: each of them makes the other regressions more exact, and a wrong one harms them.
         solver.assign_certain()
         count = len(solver.known)
         while solver.assign_tokens():
@@ -191,7 +191,7 @@ class _Solver:
     def _explained(self) -> Tensor:
         """Return (P,) booleans: the residual of the position is zero.
 
-        Positions whose rest was assigned as a whole do not count.
+        A position whose whole residual was assigned to one token does not count.
         """
         explained: Tensor = (
             (self._by_position.norm(dim=0) <= self._floors[1]) & (self._counts > 0) & ~self._by_elimination
@@ -201,7 +201,7 @@ class _Solver:
     def _reach(self) -> tuple[Tensor, Tensor]:
         """Return how many sequences reach each position, and whether all of them do.
 
-        A position is reached by no fewer sequences than the one behind it; equal tokens at one position count once.
+        Each position is reached by at least as many sequences as the next one. Equal tokens at one position count once.
 
         Returns:
             (P,) int64 lower bounds, 0 where nothing is known, and (P,) booleans.
@@ -210,7 +210,7 @@ class _Solver:
         return reach, (reach == reach.max()) & (reach > 0)
 
     def _strong(self, side: int) -> Tensor:
-        """Return booleans: residuals of tokens (0) or positions (1) above errors."""
+        """Return booleans: residuals of tokens (0) or positions (1) that are above errors."""
         now = (self._by_token, self._by_position)[side].norm(dim=0)
         strong: Tensor = now > WEAK / USED_UP * self._floors[side]
         return strong
@@ -292,7 +292,7 @@ class _Solver:
         return bool(explains.any())
 
     def _provisional(self, possible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the regression says of the pairs that are open.
+        """Return what the regression gives for the open pairs.
 
         Returns:
             The coefficients (N,), the k pairs at which a token has nearly its whole gradient, and these gradients (F,
@@ -340,7 +340,7 @@ class _Solver:
 def _stands_alone(coefficient: Tensor, possible: Tensor, within: float | None) -> tuple[list[int], list[int]]:
     """Return rows with one coefficient near 1 and all others near 0, and its column.
 
-    Near means within a bound. Without one, the bound follows from the row's other coefficients.
+    Near means within the bound `within`. If it is None, the bound follows from the row's other coefficients.
     """
     size = torch.where(possible, coefficient.abs(), torch.nan)
     top, column = torch.where(possible, coefficient, -torch.inf).max(dim=1)
@@ -383,7 +383,7 @@ def _coefficients(terms: Tensor, sums: Tensor, ratio: Tensor, possible: Tensor) 
         rows = possible[:, column].nonzero().flatten()
         scale = ratio[rows, column]
         normal = inner[rows][:, rows] * scale[:, None] * scale[None]
-        # Relative to the largest entry, because weak gradients are parallel to others up to rounding.
+        # The ridge is relative to the largest entry, because weak gradients are parallel to others up to rounding.
         ridge = 1e-12 * normal.diagonal().max() * torch.eye(len(rows), dtype=normal.dtype, device=normal.device)
         coefficient[rows, column] = torch.linalg.solve(normal + ridge, cross[rows, column] * scale)
     return coefficient

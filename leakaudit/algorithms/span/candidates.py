@@ -1,9 +1,9 @@
 """Candidates: the (token, position) pairs nearest to the span.
 
-Every token of the vocabulary is tested at every position with matrix products. For additive models the attention input
-is x(t, p) = gain * (u - mean u) / std u + shift with u = w_t + d_p, the sum of a token vector and a position vector.
-With y = std * x and the basis B (R, D), both |y|^2 and |B y|^2 are quadratic forms in quantities of the token alone, of
-the position alone, and of two products (V, P): w_t . d_p and (B gain w_t) . (B gain d_p). A block of P positions costs
+Matrix products test every token of the vocabulary at every position. For additive models the attention input is
+x(t, p) = gain * (u - mean u) / std u + shift with u = w_t + d_p, the sum of a token vector and a position vector. Let
+y = std * x, and B (R, D) the basis. Then |y|^2 and |B y|^2 are quadratic forms in quantities of the token alone, of the
+position alone, and of products (V, P) such as w_t . d_p and (B gain w_t) . (B gain d_p). A block of P positions costs
 about 2 V P (2 D + R) operations: 0.4 GFLOP for 30,522 tokens, 8 positions and D = 384.
 """
 
@@ -23,9 +23,9 @@ POSITION_BLOCK = 16
 Our choice: a (V, 16) float32 intermediate takes about 2 MB at usual vocabularies."""
 
 EMPTY_BLOCKS = 2
-"""Blocks of positions in a row without a candidate after which the scan stops.
-DAGER stops at the first empty position, which loses the rest of a sentence if one token is missed. Our choice: 32 empty
-positions in a row are no miss."""
+"""Number of successive blocks of positions without a candidate after which the scan stops.
+DAGER stops at the first empty position, which loses the rest of a sentence if one token is missed. Our choice: it is
+very improbable that all tokens of 32 positions are missed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def distances(inputs: Tensor, basis: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _TokenSide:
-    """What the quadratic forms need of M tokens, all float32."""
+    """Quantities of M tokens that the quadratic forms need, all float32."""
 
     vectors: Tensor
     """(M, D) w_t."""
@@ -119,7 +119,7 @@ class Scan:
             nearest = torch.cat([nearest, self._always[:, None].expand(-1, len(positions))])
         tokens = nearest.T.reshape(-1)
         where = positions.repeat_interleave(nearest.shape[0])
-        pairs = torch.unique(torch.stack([where, tokens]), dim=1)  # a token of `always` may be among the nearest, too
+        pairs = torch.unique(torch.stack([where, tokens]), dim=1)  # a token of `always` may also be among the nearest
         where, tokens = pairs[0], pairs[1]
         inputs = self._stage.inputs(tokens, where)
         return Candidates(tokens, where, distances(inputs, self._basis), inputs)
@@ -131,7 +131,7 @@ class Scan:
     def outside_share(self, positions: Tensor) -> Tensor:
         """Return (M, P) float32: squared distance from the span over squared norm.
 
-        Computed by quadratic forms; for additive models only.
+        It is computed by quadratic forms, for additive models only.
         """
         norm = self._stage.norm
         assert norm is not None
@@ -208,7 +208,7 @@ def _quadratic(
 
 
 def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tensor:
-    """Return (V, P) float32: |M x(t, p)|^2, up to a factor of (t, p).
+    """Return (V, P) float32: |M x(t, p)|^2 times a factor that depends on (t, p).
 
     The factor does not depend on M, so the ratio of two such forms at the same (t, p) is exact.
 

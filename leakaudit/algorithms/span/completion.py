@@ -1,9 +1,9 @@
-"""Completes a sequence word by word, by what a feed-forward layer reads.
+"""Completion of a sequence word by word, by the inputs of a feed-forward layer.
 
-The measure is that of `rank_reduction`: the share of what the layer reads at a sequence's tokens that lies outside the
-span of its update, averaged over the tokens. A wrong word shows mostly at its own place, whatever stands around it. So
-many wrong words are exchanged at a time, and with a better context the others show. Neighbours that are wrong together,
-and the length, are changed together. (Own search.)
+The measure is that of `rank_reduction`: the share of the layer's inputs at a sequence's tokens that lies outside the
+span of its update, averaged over the tokens. A wrong word has a large share mostly at its own place, whatever words
+stand around it. So many wrong words are exchanged at a time, and in the better context the other wrong words show. Two
+neighbours that are both wrong are changed together, and other lengths are tried. (Own search.)
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FITS = 1.5e-3
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TOGETHER: tuple[float, ...] = (0.15, 0.4, 0.75, 1.0)
-"""Places are changed together whose gain is above one of these shares of the largest.
+"""Shares of the largest gain: all places whose gain is above such a share are changed together.
 Our choice; the best of the four results is taken."""
 
 WORTH_A_LOOK = 0.2
-"""Share of the worst token's distance below which a place is not changed.
+"""A place is not changed if its token's distance is below this share of the worst token's distance.
 Our choice."""
 
 CLOSE, FEW = 0.12, 1.5
-"""Mean share outside the span (CLOSE) or sum of shares (FEW) at which single changes are tried.
+"""Mean share outside the span (CLOSE) or sum of shares (FEW) below which single changes are tried.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NEAR = 3
-"""Places by which an end is moved at a time.
+"""Most places by which an end is moved at a time.
 Our choice; all ends are tried if nothing else helps."""
 
 PATIENCE = 3
@@ -46,7 +46,7 @@ Our choice."""
 
 NEIGHBOURS = 32
 """Words at each of two neighbouring places of which all pairs are tried.
-Our choice: two pieces of one word are hardly nearer than other words while the other piece is wrong."""
+Our choice: a right piece of a word is hardly nearer than other words as long as the other piece is wrong."""
 
 Ranking = Mapping[int, Sequence[tuple[float, int]]]
 """Place -> (share outside the span, token id) of each word, nearest first."""
@@ -78,7 +78,7 @@ class Completion:
         Args:
             feed_forward: the measure.
             tokens: (n,) int64: words that may stand inside a sequence.
-            places: (n,) int64: where.
+            places: (n,) int64: the place of each word.
             likely: (n,) booleans: options that are tried first.
             ends: places at which a sequence may end.
             end: the token that ends a sequence; None if sequences end with any token.
@@ -92,9 +92,9 @@ class Completion:
         """Return the best sequence found from some known words.
 
         Args:
-            known: place -> token id. The sequence may end behind any place that keeps half of them.
+            known: place -> token id. The sequence may end at any place that keeps at least half of them.
             budget: checked between steps.
-            unlikely_too: try all words from the beginning, not only after the likely ones came close.
+            unlikely_too: try all words from the beginning, and not only after likely words gave a nearly right sequence.
 
         Returns:
             The sequence, or None if some place has no option.
@@ -113,7 +113,7 @@ class Completion:
         return Completed(best, self._off(best))
 
     def _improve(self, state: tuple[int, ...], options: Tensor, ends: Sequence[int], budget: Budget) -> tuple[int, ...]:
-        """Return the best sequence that exchanges among some options (n,) lead to."""
+        """Return the best sequence that is found by exchanges among some options (n,)."""
         best, stale = state, 0
         seen = {state}
         while self._off(best) >= FITS and not budget.exhausted():
@@ -135,7 +135,7 @@ class Completion:
     def _worth_a_look(self, state: tuple[int, ...], ends: Sequence[int]) -> Tensor:
         """Return (n,) booleans: options that are tried next.
 
-        These are options at places whose word is off, and options behind the end, which may move.
+        These are options at places whose word is probably wrong, and options behind the end, because the end may move.
         """
         distance = torch.tensor(self._measured[state][1], device=self._places.device)
         bad = distance >= WORTH_A_LOOK * distance.max()
@@ -162,7 +162,7 @@ class Completion:
     def _filled(self, known: Mapping[int, int], ranked: Ranking, end: int) -> tuple[int, ...] | None:
         """Return the sequence up to an end: known words, and the nearest word elsewhere.
 
-        None if a place has neither.
+        The result is None if a place has neither.
         """
         made = []
         for place in range(end + 1):

@@ -1,8 +1,9 @@
-"""The remaining update: confirmed sequences are subtracted from it, one by one.
+"""The remaining update: the update without the sequences that are confirmed.
 
-A guessed sequence is simulated alone (`sequence_gradient`). It is confirmed if its part of the update agrees with the
-gradients of its tokens (`attribution`), or if subtracting it lowers the rank of a feed-forward layer's update by its
-length (`rank_reduction`). A confirmed sequence is subtracted, so that the next round reads a smaller batch.
+A guessed sequence is simulated alone (`sequence_gradient`). If a feed-forward layer's update has a clear rank, the
+sequence is confirmed if subtracting it lowers this rank by its length (`rank_reduction`). Otherwise it is confirmed if
+its simulated gradients agree with the gradients of its tokens (`attribution`). A confirmed sequence is subtracted, so
+that the next round reads a smaller batch.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ AGREES = 1e-4
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 REDUCES = 1e-2
-"""Largest relative error at which subtracting a sequence lowers the rank by its length.
+"""Largest relative error at which subtracting a sequence counts as lowering the rank by its length.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NOISY = 1.3
-"""Factor over the expected norm of the noise up to which a difference counts as noise.
+"""A difference counts as noise up to this multiple of the expected norm of the noise.
 Our choice."""
 
 FLOOR = 3e-6
@@ -42,18 +43,18 @@ Measured; see docs/decisions/span_constants.md."""
 
 @dataclass(frozen=True)
 class Side:
-    """What is read of each of K tokens, or of each of K positions."""
+    """The reading of K tokens, or of K positions: directions, and norms at the start."""
 
     directions: Tensor
-    """(R, K) float64: directions along which it is read."""
+    """(R, K) float64: directions along which the gradients are read."""
     first: Tensor
-    """(K,) float64: norm of the gradient at first."""
+    """(K,) float64: norm of each gradient before any sequence is subtracted."""
     noise: Tensor
     """(K,) float64: norm up to which a gradient is noise."""
 
     @classmethod
     def of(cls, directions: Tensor, update: Tensor, noise: float) -> Side:
-        """Read an update in which nothing is explained yet.
+        """Read an update from which nothing is subtracted yet.
 
         Args:
             directions: (R, K) float64.
@@ -63,7 +64,7 @@ class Side:
         return cls(directions, (update @ directions).norm(dim=0), noise * directions.norm(dim=0))
 
     def remains(self, update: Tensor) -> Tensor:
-        """Return (K,) booleans: some gradient remains in the update (F, R)."""
+        """Return (K,) booleans: whether a gradient remains in the update (F, R)."""
         left: Tensor = (update @ self.directions).norm(dim=0) > VANISHED * self.first + self.noise
         return left
 
@@ -87,11 +88,11 @@ class RemainingUpdate:
     attribution: Attribution
     """The directions that read single tokens and positions."""
     by_token: Side
-    """What is read of each token."""
+    """The reading of the tokens."""
     by_position: Side
-    """What is read of each position."""
+    """The reading of the positions."""
     update: Tensor
-    """(F, R) float64: the updates of all projections, stacked, less the sequences that were found."""
+    """(F, R) float64: the stacked updates of all projections, without the parts of the sequences that were found."""
     scale: Tensor
     """(F, 1) float64: norm of the first update of the projection that an output belongs to."""
     feed_forward: FeedForwardSpan | None
@@ -140,7 +141,7 @@ class RemainingUpdate:
 
     @property
     def can_simulate(self) -> bool:
-        """Whether sequences can be simulated, and so be confirmed."""
+        """Whether sequences can be simulated; only then can they be confirmed."""
         return _can_simulate(self.problem)
 
     @property
@@ -164,7 +165,7 @@ class RemainingUpdate:
         return self.feed_forward is not None and self.feed_forward.tokens == 0
 
     def live(self) -> Tensor:
-        """Return (N,) booleans: the pair's token and position both remain in the update."""
+        """Return (N,) booleans: whether token and position of the pair both remain."""
         update = self.update / self.scale
         tokens, positions = self.by_token.remains(update), self.by_position.remains(update)
         live: Tensor = tokens[self.attribution.tokens] & positions[self.attribution.positions]
@@ -207,10 +208,10 @@ class RemainingUpdate:
         )
 
     def simulate(self, sequences: Sequence[Sequence[int]]) -> list[SequenceGradient]:
-        """Return what each sequence alone adds to the update.
+        """Return the simulated gradients of each sequence alone.
 
         Args:
-            sequences: members of each.
+            sequences: members of each sequence.
         """
         layers = self.problem.anatomy.projections
         if self.feed_forward is not None:
@@ -228,7 +229,7 @@ class RemainingUpdate:
             grown: hypotheses of each seed, best first.
 
         Returns:
-            The best hypothesis of every seed without a confirmed one.
+            The best hypothesis of every seed for which no hypothesis is confirmed.
         """
         if not self.can_simulate:
             return [hypotheses[0] for hypotheses in grown]
@@ -255,7 +256,10 @@ class RemainingUpdate:
         return taken
 
     def _confirmed_by_gradients(self, parts: Mapping[Group, SequenceGradient]) -> set[Group]:
-        """Return the sequences that agree; subtract the best ones that share no pair."""
+        """Return the sequences that agree, and subtract the best of them.
+
+        Those that are subtracted share no assigned pair.
+        """
         fits = {group: fit for group, part in parts.items() if (fit := self.fit(group.members, part)) is not None}
         done: set[int] = set()  # assigned pairs of sequences that were subtracted
         for group in sorted(fits, key=lambda g: fits[g][0]):
@@ -266,10 +270,11 @@ class RemainingUpdate:
         return set(fits)
 
     def fit(self, members: Sequence[int], part: SequenceGradient) -> tuple[float, Tensor] | None:
-        """Return how far a simulated sequence is off, and its gradients (L, F).
+        """Return a simulated sequence's relative error, and its gradients (L, F).
 
-        Only members with a known gradient are compared. A token may occur several times at its position, so each member
-        is compared alone, and a third of them must agree: each is about a thousand equations for one unknown per class.
+        Only members with a known gradient are compared. A token may occur several times at its position. So each member
+        is compared alone, and a third of them must agree. Each member gives about a thousand equations, with one unknown
+        per class.
 
         Returns:
             The relative error and the gradients, or None where the sequence does not agree.
@@ -291,7 +296,7 @@ class RemainingUpdate:
         return (off, torch.einsum("c,clf->lf", weights, part.gradients)) if off < AGREES else None
 
     def misfits(self, members: Sequence[int], part: SequenceGradient) -> list[float]:
-        """Return each member's relative error, 0 to 1; 0.5 if its gradient is unknown."""
+        """Return each member's relative error, 0 to 1; 0.5 if it is not assigned."""
         rows = torch.tensor(members, device=self.assignments.own.device)
         off = _misfit(part.gradients.transpose(0, 1) / self.scale.T, self.gradients_of(rows)).clamp_max(1.0)
         return torch.where(self.assignments.assigned[rows], off, 0.5).tolist()

@@ -1,4 +1,4 @@
-"""How much of a noisy update's signal a simulated sentence explains.
+"""Share of a noisy update's signal that a simulated sentence explains.
 
 For the observed update G = S + N, with signal S and noise N of known size, and the simulated gradient g of a sentence,
 the explained share is
@@ -21,7 +21,7 @@ from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan
 
 UNEXPLAINED = 0.004
-"""Share of the first block's signal that a complete sentence may leave unexplained, beside chance.
+"""Share of the first block's signal that a complete sentence may leave unexplained, in addition to chance.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 LEAST_SIGNAL = 1e-3
@@ -37,7 +37,7 @@ MOST_MARGIN = 1e6
 
 
 class ExplainedSignal:
-    """The observed update, its noise, and the simulation to compare sentences with."""
+    """The observed update, its noise, and the simulation to compare sentences with it."""
 
     def __init__(self, problem: SpanProblem, span: SoftSpan, sigma: float | None) -> None:
         """Prepare the simulation.
@@ -78,7 +78,7 @@ class ExplainedSignal:
 
     @cached_property
     def first_block(self) -> tuple[Layer, ...]:
-        """Linear layers from the first block's projections to the second block's."""
+        """Linear layers from the first block's projections up to the second block's."""
         layers = self.simulation.layers
         names = {p.weight for p in self._anatomy.projections}
         start = next((i for i, layer in enumerate(layers) if layer.weight in names), 0)
@@ -90,10 +90,10 @@ class ExplainedSignal:
 
     @cached_property
     def compared(self) -> tuple[Layer, ...]:
-        """Layers that sentences are compared on.
+        """Layers on which sentences are compared.
 
-        These are the first block's if its signal is clear, because its gradients depend most on single words; else all
-        layers.
+        These are the layers of the first block if its signal is clear or no noise is declared, because their gradients
+        depend most on single words; otherwise all layers.
         """
         first = self.first_block
         if self.sigma is None:
@@ -116,8 +116,8 @@ class ExplainedSignal:
     def share(self, sentence: Hypothesis) -> float:
         """Return the share of the first block's signal that a sentence explains, 0 to 1.
 
-        The simulated gradient first loses what the observed update lost: entries that were pruned, and sizes where only
-        signs were sent.
+        If no noise is declared, only the projections count, because only their noise is measured. What the observed
+        update lost is removed from the simulated gradient, too: pruned entries, and sizes if only signs were sent.
         """
         layers = self.first_block if self.sigma is not None else self.projections or self.first_block
         inner = own = 0.0
@@ -140,7 +140,7 @@ class ExplainedSignal:
     def is_explained(self, sentence: Hypothesis) -> bool:
         """Return whether a sentence explains the first block's signal.
 
-        Up to three standard deviations of |N|^2 may be missing.
+        `UNEXPLAINED` and three standard deviations of |N|^2 may be missing.
         """
         power, noise = self._energy(self.first_block)
         entries = sum(self._update[layer.weight].numel() for layer in self.first_block)

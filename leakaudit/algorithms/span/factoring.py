@@ -44,7 +44,7 @@ class AttentionFactors:
 
 
 def padded(vectors: Tensor) -> Tensor:
-    """Return vectors (..., d) with a zero appended, which is not in the constraint."""
+    """Return vectors (..., d) with a zero appended, where keys have their constant."""
     return torch.cat([vectors, torch.zeros_like(vectors[..., :1])], dim=-1)
 
 
@@ -70,9 +70,8 @@ def factor(
         span: (R, D) float64, orthonormal rows: the span of all inputs, if some of them may be missing from `inputs`.
 
     Returns:
-        The factors. None if the heads are unknown, or if neither query and key are shared nor an adapter beside one of
-        them whose rank
-        is at least n.
+        The factors. None if the heads are unknown, or if the update shares neither all projections nor an adapter whose
+        rank is at least n.
     """
     changes = _changes(update, weights, anatomy, inputs) if anatomy.heads else None
     if changes is None:
@@ -93,9 +92,9 @@ def _directions_of_missing(
 ) -> Tensor | None:
     """Return (2H, m, d_h + 1): directions that missing inputs may add, per head.
 
-    The direction that reads one input is only known up to N, the directions of the span that are orthogonal to all
-    known inputs. So it reads dq_i plus a combination of the columns of G N^T. The combination is the same for all
-    heads; here each head may have its own.
+    Let N be the directions of the span that are orthogonal to all known inputs. The direction that reads one input is
+    only known up to a combination of the rows of N. So it reads dq_i plus a combination of the columns of G N^T. The
+    combination is the same for all heads; here each head may have a different one.
     """
     width = span.shape[0] - len(inputs)
     if width <= 0 or any(p.weight not in update for p in anatomy.projections):
@@ -112,8 +111,8 @@ def _changes(
 ) -> Tensor | None:
     """Return (F, n): the gradient of all outputs of the projections, per input.
 
-    It comes from the projections' own updates or, if only adapters are shared, from the update dY^T X A^T of their
-    second map B. Other projections get zeros. None if no update is shared.
+    It is computed from the projections' own updates. If these are not all shared, it is computed from the update
+    dY^T X A^T of the adapters' second map B; projections without an adapter get zeros. None if neither is possible.
     """
     if all(p.weight in update for p in anatomy.projections):
         inverse = torch.linalg.pinv(inputs)  # (D, n)
@@ -134,7 +133,7 @@ def by_head(features: Tensor, anatomy: Anatomy) -> tuple[Tensor, Tensor]:
     """Split features (F, n) of all projections by head.
 
     Returns:
-        Those of queries and those of keys, (H, n, d_h) each.
+        The features of queries and those of keys, (H, n, d_h) each.
     """
     heads = [h for h in anatomy.heads if len(h.query) == len(anatomy.heads[0].query)]
     query = torch.stack([h.query for h in heads]).to(features.device)

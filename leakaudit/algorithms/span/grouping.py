@@ -1,7 +1,7 @@
-"""Groups inputs into sequences, by attention.
+"""Grouping of inputs into sequences, by attention.
 
-`assemble` grows a sequence from each input in turn (`attention_evidence`) and accepts those that pass the exact test;
-what remains is grouped as well as possible. `group_inputs` does the same from the update.
+`assemble` grows a sequence from each input in turn (`attention_evidence`) and accepts those that pass the exact test.
+The remaining inputs are grouped as well as possible. `group_inputs` does the same from the update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.plugins.budget import Budget
 
 SPARE_DIMENSIONS = 2
-"""Dimensions per head that a sequence must leave free for its residual to be a test.
+"""Dimensions per head that a sequence must leave free so that its residual is a test.
 Our choice: with twelve heads these are 24 equations that a wrong sequence would have to satisfy by chance."""
 
 
@@ -55,7 +55,7 @@ class _Assembly:
         )
         self._positions, self._beam, self._budget = positions, beam, budget
         self._free = torch.ones(count, dtype=torch.bool, device=positions.device)
-        # d_h + 1 vectors per head explain anything, so the residual of such a long sequence is no test.
+        # d_h + 1 vectors per head explain any gradient, so the residual of such a long sequence is no test.
         given_up = 0 if factors.missing is None else factors.missing.shape[1]
         self._testable = factors.queries.shape[2] - SPARE_DIMENSIONS - given_up
 
@@ -106,7 +106,7 @@ class _Assembly:
 
 
 def by_position(positions: Tensor) -> list[Group]:
-    """Return one group: the first pair at every position. Used without any evidence."""
+    """Return one group, the first pair at every position; it is used without evidence."""
     first: dict[int, int] = {}
     for index, position in enumerate(positions.tolist()):
         first.setdefault(position, index)
@@ -114,7 +114,7 @@ def by_position(positions: Tensor) -> list[Group]:
 
 
 def confidence_of(group: Group) -> float:
-    """Return 1 less the residual for a complete group, and half of that for others."""
+    """Return 1 minus the residual for a complete group, and half of that for others."""
     share = min(1.0, max(0.0, 1.0 - group.residual))
     return share if group.residual < COMPLETE else 0.5 * share
 

@@ -1,16 +1,16 @@
-"""Simulates guessed sentences, and searches for the one that explains most.
+"""Search by simulation for the sentence that explains most of the update.
 
 A hypothesis (tokens, label) is simulated as a client would run it: g is the gradient of its loss. It is compared with
-the observed update G over all weight matrices. If G = c g + noise of standard deviation sigma, the likelihood after the
-best factor c grows with
+the observed update G over weight matrices. If G = c g + noise of standard deviation sigma, the likelihood at the best
+factor c grows with
 
-    z = <g, G> / (|g| sigma),
+    z = <g, G> / (|g| sigma).
 
-which is |c g| / sigma for the true sentence: with ten million coordinates thousands of standard deviations, even where
-the noise is as large as the signal. One wrong word costs some percent of it, which is tens of deviations. So hill
-climbing works.
+For the true sentence z is about |c g| / sigma. With ten million coordinates this is thousands of standard deviations,
+even if the noise is as large as the signal. One wrong word lowers z by some percent, which is tens of deviations. So a
+local search works, which changes a few words at a time.
 
-No weight gradient is ever formed. A linear layer's gradient is sum_t d_t x_t^T over positions t, so
+No weight gradient is computed. A linear layer's gradient is sum_t d_t x_t^T over positions t, so
 
     <g, G> = sum_t d_t^T G x_t,      |g|^2 = sum_{s,t} (d_s . d_t)(x_s . x_t),
 
@@ -38,7 +38,7 @@ CHUNK_TOKENS = 1024
 Our choice: activations of a base-size model stay below half a gigabyte."""
 
 MOST_CLASSES = 16
-"""Classes that are told apart by simulation.
+"""Most classes that are compared by simulation.
 Our choice: with more, simulating each of them takes too long."""
 
 
@@ -111,7 +111,7 @@ def linear_layers(seen: Observation) -> tuple[Layer, ...]:
 
 
 class Simulation:
-    """Simulates hypotheses and compares each with the observed update."""
+    """Simulation of hypotheses, and the comparison of each with the observed update."""
 
     def __init__(self, seen: Observation) -> None:
         """Look up the linear layers; a model in another precision is simulated in float32."""
@@ -129,8 +129,8 @@ class Simulation:
     def explains(self, hypotheses: Sequence[Hypothesis], layers: Sequence[Layer] | None = None) -> Tensor:
         """Return (N,) float64: <g, G> / |g| of each hypothesis, in the update's units.
 
-        It is negative for the opposite direction. For a sign update, whose matrices have lost their sizes, every matrix
-        counts by its direction alone.
+        It is negative for the opposite direction. A sign update has lost the sizes of its matrices, so there the result
+        is the sum of <g, G> / |g| over single matrices.
 
         Args:
             hypotheses: N of them.
@@ -221,7 +221,7 @@ def _one_magnitude(update: Tensor) -> bool:
 
 
 Proposals = Callable[[Hypothesis, int], Sequence[Sequence[int]]]
-"""(hypothesis, width) -> for each position up to `width` tokens to try; empty where it is fixed."""
+"""(hypothesis, width) -> tokens to try at each position, up to `width` from each score; none at a fixed position."""
 
 
 @dataclass
@@ -257,7 +257,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What a local search tries next."""
+    """The changes that a local search tries."""
 
     moves: Callable[[Hypothesis], Sequence[Hypothesis]]
     """Large changes: other lengths, other classes, many words at once."""
@@ -277,18 +277,18 @@ def local_search(
     budget: Budget,
     layers: Sequence[Layer] | None = None,
 ) -> SearchResult:
-    """Improve one hypothesis until no neighbour is better (hill climbing).
+    """Improve one hypothesis until no neighbour is better.
 
     Large changes come first, as long as they help. Then one sweep simulates all single substitutions, and after that
-    the best substitutions together: the best two, the best three, and so on. If a sweep finds nothing, the next one
+    the best substitutions together: the best two, the best three, and so on. If a sweep improves nothing, the next sweep
     uses the next width.
 
     Args:
         simulation: of the observed update.
         start: the first hypothesis.
-        neighbours: what to try.
-        done: whether a hypothesis explains everything; asked whenever no large change helps.
-        most: hypotheses to simulate; a round that has begun is finished.
+        neighbours: the changes to try.
+        done: returns whether a hypothesis explains everything; called whenever no large change helps.
+        most: number of simulated hypotheses at which no new round begins.
         budget: checked before every round.
         layers: linear layers to compare; all by default.
     """

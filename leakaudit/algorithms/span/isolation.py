@@ -1,6 +1,6 @@
 """Directions in which the inputs of all groups but one vanish.
 
-Along such a direction an update shows the gradients of that group alone. `attribution` groups inputs by token and by
+Along such a direction an update shows only the gradients of that group. `attribution` groups inputs by token and by
 position.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 WHOLE = 1e-6
-"""Largest difference from 1 of the leverage of a group that is read alone.
+"""Largest difference between 1 and the leverage of a group that can be read alone.
 Measured; see docs/decisions/span_constants.md."""
 
 
@@ -46,7 +46,7 @@ def isolate(coordinates: Tensor, white: Tensor, owner: Tensor) -> tuple[Tensor, 
         rows = whitened[owner == group]
         spread, mixing = torch.linalg.eigh(rows @ rows.T)
         own = mixing[:, spread > min(1.0 - WHOLE, float(spread[-1]) - 1e-12)]
-        # If several directions qualify, the one that weighs all members alike is taken.
+        # If several directions qualify, take the one whose weights are nearest to equal for all members.
         weights = own @ own.sum(0)
         if float(weights.abs().max()) < 1e-9:
             weights = own[:, -1]

@@ -1,15 +1,15 @@
-"""Where sequences end, and on which token, once their prefixes are known.
+"""Ends of sequences with known prefixes, and the tokens at these ends.
 
 A language model's last token is only a target: no attention that the loss depends on reads it. `target_gradients` gives
-the targets of every prefix and how often each follows. A target that continues no known prefix is a last token. A
-prefix that has fewer continuations than its parent says is the end of a sequence. So equal sequences, and a sequence
-that begins another one, are told apart as well.
+the targets of every prefix and how often each follows. If the prefix and a target together are no known prefix, the
+target is a last token. If a prefix occurs more often than it is continued, sequences end there. So equal sequences are
+counted, and a sequence that is the beginning of another one is found.
 
-A classifier works the same way, with classes for tokens: dy_i is non-zero only where a sequence ends.
+A classifier is read in the same way, with classes in place of tokens: dy_i is non-zero only at the end of a sequence.
 
-With dropout on, the inputs a_i are known except for masks in every layer. The known targets' part, computed without
-masks, is subtracted from the update, and ridge regression on the inputs at the ends gives an estimate of dy_i. The
-nearest token is the guess. (Own derivation.)
+With dropout on, the inputs a_i are known except for masks in every layer. The part of the known targets, computed
+without masks, is subtracted from the update. Then ridge regression on the inputs at the ends estimates dy_i. The token
+whose gradient is nearest is the guess. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 
 NOTHING = 1e-3
-"""|dy_i| over the largest one below which a classifier's prefix is no end.
-Our choice: rounding leaves 1e-5; the weakest end is a sentence whose class the model predicts with certainty."""
+"""Least ratio of |dy_i| to the largest one at which a classifier's prefix counts as an end.
+Our choice: rounding gives 1e-5; the weakest end is a sentence whose class the model predicts with certainty."""
 
 RIDGE = 0.1
 """Ridge parameter of the estimate behind dropout, in units of an input's mean squared length.
@@ -47,8 +47,8 @@ UNEXPLAINED = 0.3
 """Confidence in a sequence whose last gradient no target explains. Our choice."""
 
 UNEVEN, MOSTLY = 0.1, 0.9
-"""Tolerance for multiples of a unit, and the share of amounts that must be within it.
-Our choice. The tolerance is relative to the multiple."""
+"""Relative tolerance for multiples of a unit (UNEVEN), and the share of amounts that must be within it (MOSTLY).
+Our choice."""
 
 SAME_INPUT = 1e-4
 """Largest relative difference of two inputs that count as the same.
@@ -75,11 +75,11 @@ def endings(seen: Observation, tokens: Sequence[int], parents: Sequence[int], bu
     Args:
         seen: the observation.
         tokens: (N,) last token of each prefix.
-        parents: (N,) index of the prefix without it, -1 for single tokens; parents stand before their children.
+        parents: (N,) index of the prefix without its last token, -1 for single tokens; parents come before children.
         budget: checked between prefixes.
 
     Returns:
-        The ends, or None if the last layer's update gives no information.
+        The ends, or None if the last layer's update gives no information or the budget ends.
     """
     tail = shared_tail(seen) if seen.facts.task in ("classification", "causal-lm") else None
     if tail is None:
@@ -109,8 +109,7 @@ def likely_last_tokens(
 
     Returns:
         Token and confidence for each path, or None if the last layer's update gives no information. The confidence is
-        the share by which
-        the token's atom is nearer to the estimated gradient than the next one.
+        the share by which the token's atom is nearer to the estimated gradient than the next one.
     """
     if seen.facts.task != "causal-lm" or not paths or budget.exhausted():
         return None
@@ -139,7 +138,8 @@ def likely_last_tokens(
 def _nearest_target(states: PrefixStates, node: int, gradient: Tensor, amount: float) -> tuple[int, float]:
     """Return the token whose atom is nearest to an estimated gradient, and its lead.
 
-    Distances are better than angles: where the model expects the next token, the gradient is small and mostly noise.
+    The lead is the share by which its distance is smaller than the next one. Distances are better than angles: if the
+    model expects the next token, the gradient is small and mostly noise.
 
     Args:
         states: of all prefixes.
@@ -167,10 +167,10 @@ def _forest_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], 
 
 
 def _duplicates(given: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Return for every prefix the one whose gradient it shares: mostly itself.
+    """Return for every prefix the prefix whose gradient it shares, mostly itself.
 
-    Where inputs carry no position, attention over copies of one token gives the same value for every number of copies.
-    So prefixes of one repeated token look alike in every layer.
+    If inputs carry no position, attention over copies of one token gives the same value for every number of copies. So
+    prefixes of one repeated token have equal inputs in every layer.
     """
     duplicates: list[int] = []
     for node, parent in enumerate(parents):
@@ -236,8 +236,8 @@ def _ends_of_language_model(
 ) -> list[Ending] | None:
     """Return the ends of a language model's sequences, or None if the budget ends.
 
-    A target that continues no prefix is a last token. A prefix that has fewer continuations than its parent says is the
-    end of a sequence.
+    If a prefix and a target together are no known prefix, the target is a last token. If a prefix occurs more often than
+    it is continued, sequences end there.
     """
     children: list[dict[int, int]] = [{} for _ in tokens]  # token -> child, of a prefix and of all its duplicates
     for node, parent in enumerate(parents):
@@ -264,7 +264,7 @@ def _ends_after(
         node: the prefix.
         targets: of each prefix.
         counts: how often each of these targets follows its prefix.
-        children: token -> the prefix that is longer by this token.
+        children: token -> the prefix with this token appended.
     """
     found = targets[node]
     if found.residual >= EXPLAINED:  # a wrong prefix, or one that rounding hides: its continuations are unknown

@@ -1,7 +1,7 @@
 """First sentences for the search, at the best lengths.
 
-The joint regression (`sparse_regression`) is first run roughly for every likely length. The best length and its
-neighbours are then solved in full, as long as the score grows.
+The joint regression (`sparse_regression`) is first solved roughly for every likely length. Then the best length is
+solved in full, and its neighbours as long as the score grows.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from leakaudit.algorithms.span.word_scores import WordScores
 
 SOLVE_SHARE = 0.2
 """Share of the remaining time for the joint regression of one length.
-Our choice: three lengths are solved, then searched from."""
+Our choice: about three lengths are solved, and the search needs time, too."""
 
 STARTS = 2
-"""Sentences of the joint regression that a search starts from.
+"""Number of sentences from the joint regression from which the search starts.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
@@ -39,7 +39,7 @@ class LengthSelection:
     def starts(self) -> list[Hypothesis]:
         """Return sentences to search from, most likely first.
 
-        Each has the class that explains the update best.
+        Each has the class that explains the update best, if sentences can be simulated.
         """
         budget, scores = self.problem.budget, self.scores
         simulates = can_simulate(self.problem.seen)
@@ -66,7 +66,7 @@ class LengthSelection:
     def _solved(self, length: int) -> list[Joint]:
         """Return full solutions, best first.
 
-        They are those of one length, and of its neighbours as long as the score grows.
+        They are solutions for one length, and for its neighbours as long as the score grows.
         """
         found: dict[int, Joint] = {}
 
@@ -85,7 +85,7 @@ class LengthSelection:
     def _fit(self, length: int) -> JointFit:
         """Return the regression for one length.
 
-        The frame's tokens are fixed; between them the words of highest score may stand.
+        The frame's tokens are fixed. At each position between them the words of highest score are the candidates.
         """
         frame, stage = self.scores.frame, self.problem.stage
         known = (*frame.before, *[-1] * (length - frame.size), *frame.after)

@@ -1,19 +1,19 @@
-"""Which 0/1 dropout mask puts a candidate into the span.
+"""Search for the 0/1 dropout masks with which candidates lie in the span.
 
 With dropout after the last normalisation a token enters as v = x * m / (1 - p), with m an unknown 0/1 mask. That vector
 lies in the span; x itself does not. So for a candidate y = x / (1 - p) the search looks for a point in the span whose
 coordinates are 0 or y_j: D - R linear equations in D bits, where R is the rank.
 
-Each condition alone is easy, so they are met in turns (alternating direction method of multipliers, Boyd et al.,
-Foundations and Trends in Machine Learning 2011, Sec. 3 and 9.1): project on the span, then change as little as possible
-to meet the other condition, with a dual variable that sums their disagreement. One iteration is two products with the
-basis, for all candidates at once.
+Each of the two conditions alone is easy, so they are met alternately (alternating direction method of multipliers, Boyd
+et al., Foundations and Trends in Machine Learning 2011, Sec. 3 and 9.1): project on the span, then change as little as
+possible to meet the other condition, with a dual variable that sums their disagreement. One iteration is two products
+with the basis, for all candidates at once.
 
-The first iterations use a convex condition, least absolute deviations, which tells true candidates from false ones
-fast: D equations, R unknowns, a share p of the equations grossly wrong. It fails where R is near D (1 - 2p). It also
-cannot tell copies of one input behind different masks apart (every sequence starts with [CLS]), because all mixtures of
-them have the same deviation. The two-valued condition, which follows, has neither weakness, and from random masks it
-reaches different copies.
+The first iterations use a convex condition, least absolute deviations, which separates true candidates from false ones
+fast: there are D equations and R unknowns, and a share p of the equations is grossly wrong. This condition has two
+weaknesses. It fails if R is near D (1 - 2p). And it cannot separate copies of one input behind different masks (every
+sequence starts with [CLS]), because all mixtures of them have the same deviation. The two-valued condition, which is
+used afterwards, has neither weakness. From random masks it reaches different copies.
 
 The final test is exact: with the right mask, y * m is in the span to rounding. Own derivation; the idea of learning the
 masks is from GRAB (Feng et al., CCS 2024, Sec. 4.2), which uses gradient descent.
@@ -38,15 +38,15 @@ SCOUT, CONVEX, TWO_VALUED = 12, 48, 100
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 STIFFNESS = 0.5
-"""Deviation, over the median |y_j|, that one iteration of the convex phase accepts.
+"""Ratio of the deviation that one iteration of the convex phase accepts to the median |y_j|.
 Our choice: 1 finds as many and is slower."""
 
 BIAS = 0.2
-"""How much nearer to 0 than to y_j a coordinate must be to count as dropped, over |y_j|.
+"""A coordinate counts as dropped if it is nearer to 0 than to y_j by at least this share of |y_j|.
 Our choice, because most coordinates are kept; see docs/decisions/span_constants.md."""
 
 SCOUTED, TRIED = 3, 3
-"""Selection: one candidate in SCOUTED is kept, and TRIED per direction are tried at once.
+"""Selection: one of SCOUTED candidates is kept, and TRIED candidates per direction are tried at once.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 CHUNK = 1024
@@ -58,12 +58,12 @@ RESTARTS = 8
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FLIPPED = 0.3
-"""Share of coordinates that a random start takes for dropped.
+"""Share of coordinates that are dropped in a random start.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 TRIES, FREQUENT_TRIES = 2, 48
-"""Random starts per round, for all pairs (TRIES) and for those that have copies (FREQUENT_TRIES).
-Our choice. Copies are probable for a token that every sequence has, and where a sequence lacks an input."""
+"""Random starts per round, for all pairs (TRIES) and for pairs that probably have copies (FREQUENT_TRIES).
+Our choice. Copies are probable for a token that every sequence has, and at positions where a sequence lacks an input."""
 
 AGAIN = 2
 """Rounds of random starts at positions where a sequence lacks an input.
@@ -74,8 +74,8 @@ HIDDEN = 256
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 DIFFERENT = 8
-"""Coordinates in which the masks of two copies differ at least.
-Our choice: two masks at rate 0.1 differ in 0.18 D coordinates, about 70."""
+"""Masks of two copies differ in more coordinates than this.
+Our choice: two masks at rate 0.1 differ in 0.18 D coordinates, about 70 at D = 384."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ def find_masked(
 ) -> Masked:
     """Find the candidates that are in the batch behind a dropout mask.
 
-    Each is found as often as it is there.
+    A candidate that occurs several times is returned once for each occurrence found.
 
     Args:
         basis: (R, D) float64: R is the number of real tokens, because masks make all inputs distinct.
         candidates: pairs to test.
         rate: dropout rate p.
-        rng: draws starts and the coordinates that tell copies apart.
+        rng: draws starts and the coordinates in which copies must differ.
         budget: checked between chunks.
         frequent: token ids that every sequence has (special tokens): they get more starts, because they have copies.
     """
@@ -156,7 +156,7 @@ class MaskSearch:
         self._frequent = frequent
         self._pairs: list[_Pair] = []
         width = basis.shape[1]
-        # A mask keeps at least this share (six standard deviations below the mean): the zero vector is in every span.
+        # A mask must keep at least this share (six standard deviations below the mean), as the zero vector is in every span.
         self._least = 1.0 - rate - 6.0 * (rate * (1.0 - rate) / width) ** 0.5
 
     def complete(self) -> bool:
@@ -171,7 +171,7 @@ class MaskSearch:
         """Look for a mask of the most promising candidates.
 
         Returns:
-            How many pairs have one.
+            How many of these candidates have a mask.
         """
         targets = candidates.inputs / (1.0 - self._rate)
         parts = [self._scout(targets[index].float()) for index in torch.arange(len(targets)).split(CHUNK)]
@@ -194,7 +194,7 @@ class MaskSearch:
         return sum(bool(pair.masks) for pair in pairs)
 
     def look_again(self, candidates: Candidates) -> None:
-        """Look for masks of all candidates, and for further copies of those that have one."""
+        """Look for masks of all candidates, and for further copies of those with a mask."""
         known = {(pair.token, pair.position): pair for pair in self._pairs}
         targets = candidates.inputs / (1.0 - self._rate)
         pairs = [
@@ -216,7 +216,7 @@ class MaskSearch:
             self._restart([pair for pair in pairs if pair.masks], FREQUENT_TRIES)
 
     def copies(self) -> None:
-        """Start again from random masks: pairs without one, and copies of the others."""
+        """Search from random masks for first masks of pairs and for further copies."""
         for _ in range(RESTARTS):
             if self.complete():
                 return
@@ -324,4 +324,4 @@ class MaskSearch:
 
 SEARCH_SHARE = 0.7
 """Share of the remaining time for the mask regressions.
-Our choice: grouping needs a tenth of it, and without grouping there is no result."""
+Our choice: grouping needs a tenth of the search's time, and without grouping there is no result."""

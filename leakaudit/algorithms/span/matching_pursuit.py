@@ -1,22 +1,23 @@
-"""Which words are in the batch, from an update with fewer rows than tokens.
+"""Matching pursuit of the batch's words in an update with fewer rows than tokens.
 
 A LoRA layer computes W x + s B A x. The update of A is s B^T dy x^T: every one of its R rows is a combination of all
 inputs x_i of the batch. Two adapters of rank 4 give 8 such rows, and 20 tokens do not lie in a space of 8 dimensions,
-so no token is in the span. But the rows have D coordinates each, and the same few tokens explain all of them. That is a
-sparse regression with several right-hand sides. It has one solution if there are clearly fewer tokens than coordinates,
-whatever the number of rows. A greedy search finds it: take the token nearest to the rows once the tokens found before
-are projected out of both (rank-aware order recursive matching pursuit: Davies and Eldar, "Rank awareness in joint
-sparse recovery", IEEE Trans. Inf. Theory 2012; with as many rows as tokens it is the span check).
+so no input need lie in the span of the rows. But the rows have D coordinates each, and the same few tokens explain all
+of them. That is a sparse regression with several right-hand sides. It has one solution if there are clearly fewer tokens
+than coordinates, whatever the number of rows. A greedy search finds it: in each step the tokens found so far are
+projected out of the rows and of the candidates, and the candidate nearest to the rows is taken (rank-aware order
+recursive matching pursuit: Davies and Eldar, "Rank awareness in joint sparse recovery", IEEE Trans. Inf. Theory 2012;
+with as many rows as tokens it is the span check).
 
-Two inputs with the same token are nearly parallel, which would mislead the pursuit about positions. So positions come
-second. With u = w_t + d_p and x = (gain * u - mean(u) gain) / std(u) + shift, a row is
+Two inputs with the same token are nearly parallel, so the pursuit would often choose a wrong position. So words are
+found first, and positions second. With u = w_t + d_p and x = (gain * u - mean(u) gain) / std(u) + shift, a row is
 
     sum_i c_i x_i = sum_t a_t (gain * w_t) + sum_p b_p (gain * d_p) + (..) gain + (..) shift,
     a_t = sum over the i with token t of c_i / std_i,      b_p = the same over the i at position p.
 
-The last three sums lie in a space that is known beforehand, of as many dimensions as positions. It is projected out,
-and one vector per word of the vocabulary remains. Afterwards all a_t and b_p follow by least squares. A word that
-occurs once has the a_t of its position: a_t = b_p in every row. That gives the order. (Own derivation.)
+The last three sums lie in a known space, with about as many dimensions as there are positions. It is projected out, and
+one vector per word of the vocabulary remains. When the words are found, least squares gives all a_t and b_p. A word that
+occurs once has the same weight as its position: a_t = b_p in every row. That gives the order. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FLOOR = 3e-6
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 NOISE_EDGE = 1.2
-"""Factor over the largest singular value of noise alone up to which a residual is noise.
+"""A residual is noise up to this multiple of the largest singular value of noise alone.
 Our choice."""
 
 MOST_WORDS = 0.5
@@ -47,11 +48,11 @@ SAME_WEIGHT = 0.1
 Our choice; see docs/decisions/span_constants.md for the distances of true pairs."""
 
 UNUSED = 30.0
-"""Factor over the weights of the last positions, which are rounding, above which a position is used.
+"""A position is used if its weight is above this multiple of the last positions' weights, which are rounding.
 Our choice."""
 
 REPEATS = 4
-"""Positions at which one word may stand.
+"""Most positions at which one word may stand.
 Our choice: subsets of positions are tried, and their number grows fast."""
 
 
@@ -62,22 +63,22 @@ class Words:
     tokens: Tensor
     """(M,) token ids."""
     weights: Tensor
-    """(M, K) float64: a_t of the module's text, for K rows."""
+    """(M, K) float64: a_t of the module's docstring, for K rows."""
     places: Tensor
     """(P, K) float64: b_p."""
 
     def order(self) -> list[int] | None:
-        """Return the token ids of one sequence in order; None if they are several."""
+        """Return the token ids of one sequence in order; None if they form no single one."""
         return _order(self)
 
 
 def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, noise: float = 0.0) -> Words | None:
-    """Return the words that explain all rows, or None if none do.
+    """Return the words that explain all rows, or None if there are no such words.
 
-    That is the case for noisy rows, texts with more positions, or too many words.
+    There are none if the rows are noisy, if texts have more positions, or if there are too many words.
 
     Args:
-        stage: computes attention inputs; it has to be additive.
+        stage: computes attention inputs; the result is None if it is not additive.
         rows: (F, D) float64, combinations of attention inputs.
         positions: P, the most positions of a text.
         budget: checked between words.
@@ -156,7 +157,7 @@ def _pursue(atoms: Tensor, signals: Tensor, floor: float, most: int, budget: Bud
         found.append(best)
         new = _without(
             _without(atoms[best][None].double(), chosen), chosen
-        )  # twice: one projection is not orthogonal to rounding
+        )  # twice, because after one projection the result is not orthogonal to rounding
         new = new / new.norm()
         chosen = torch.cat([chosen, new])
         left = left - (atoms @ new[0].float()).square()
@@ -166,7 +167,7 @@ def _pursue(atoms: Tensor, signals: Tensor, floor: float, most: int, budget: Bud
 def _pruned(atoms: Tensor, signals: Tensor, floor: float, found: list[int]) -> list[int]:
     """Return the atoms that are needed to explain all signals.
 
-    Atoms of least weight are tried first; the search ends at the first that is needed.
+    Atoms are removed one by one, the smallest weight first; the search ends at the first atom that is needed.
     """
     kept = list(found)
     weights = torch.linalg.lstsq(atoms[kept].double().T, signals.T, driver="gelsd").solution.norm(dim=1)

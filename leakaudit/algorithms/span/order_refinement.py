@@ -1,8 +1,8 @@
-"""Corrects guessed sequences by simulation.
+"""Correction of guessed sequences by simulation.
 
-Where noise blurs the tests, assembly leaves near misses: two sequences with a token exchanged, or a missed token, so
-that all later tokens stand one place too early. Each such change is simulated and kept if it lowers the error. (Own
-derivation.)
+If noise makes the tests uncertain, assembled sequences have small errors. For example, two sequences have a token
+exchanged, or a token is missing, so that all later tokens stand one place too early. Each correction is simulated and
+kept if it lowers the simulation's error. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LESS = 0.98
 Our choice: changes that matter lower it by tenths."""
 
 ROUNDS = 3
-"""Passes over all places. Our choice: most near misses are corrected in the first."""
+"""Passes over all positions. Our choice: most small errors are corrected in the first."""
 
 MOST_CHANGES = 400
-"""Changes that are simulated.
-Our choice: two sentences of a six-layer encoder take 0.03 s each, and near misses need some hundred changes."""
+"""Most changes that are simulated.
+Our choice: with two sentences and a six-layer encoder a change takes 0.03 s, and some hundred changes are needed."""
 
 Sequences = list[tuple[int, ...]]
 

@@ -34,7 +34,7 @@ class SpanProblem:
     basis: Basis
     """The span of the attention inputs, read from the stacked update."""
     tokens: Tensor | None
-    """(M,) int64: the tokens in the batch, if the word embedding's update names them; else None."""
+    """(M,) int64: the tokens that the word embedding's update names, and special ones; None if it cannot be read."""
     keep: int
     """Tokens per position that are checked in float64."""
     beam: int
@@ -56,8 +56,8 @@ class SpanProblem:
     def has_exact_span(self) -> bool:
         """Whether inputs lie in the span up to rounding and dropout masks.
 
-        True for a gradient of whole layers without noise; False for a difference of weights, for adapters alone, and
-        for noisy updates.
+        True for a gradient of whole layers without noise. False for a difference of weights, for an update of adapters
+        alone, and for a noisy update.
         """
         if self.seen.facts.view == "delta" or only_adapters(self.seen.update, self.anatomy):
             return False
@@ -65,7 +65,7 @@ class SpanProblem:
 
     @property
     def special(self) -> frozenset[int]:
-        """Ids that the tokenizer puts around every text; they are always tested."""
+        """Token ids that the tokenizer puts around every text; they are always tested."""
         return self.seen.facts.vocabulary.surrounding_ids
 
     @cached_property
@@ -76,8 +76,8 @@ class SpanProblem:
     def scan(self) -> Candidates:
         """Return the pairs that are nearest to the span, nearest first.
 
-        Positions are scanned in blocks, until `EMPTY_BLOCKS` blocks in a row hold nothing near, or a sequence cannot be
-        longer.
+        Positions are scanned in blocks. The scan stops after `EMPTY_BLOCKS` blocks in a row without a near pair, behind
+        the longest possible sequence, or if the budget is used up.
         """
         scan = Scan(self.stage, self.basis.vectors, self.tokens, self.keep, tuple(self.special))
         parts: list[Candidates] = []
@@ -137,9 +137,9 @@ def span_problem_of(
 
 
 def _evidence_tokens(seen: Observation) -> Tensor | None:
-    """Return the tokens that the word embedding's update names, None if it names none.
+    """Return the tokens that the word embedding's update names, and special tokens.
 
-    All special tokens are added.
+    None if that update cannot be read.
     """
     if not can_read_rows(seen):
         return None
@@ -150,6 +150,6 @@ def _evidence_tokens(seen: Observation) -> Tensor | None:
 
 
 def only_adapters(update: Mapping[str, Tensor], anatomy: Anatomy) -> bool:
-    """Return whether only adapters are shared of the layers that read the inputs."""
+    """Return whether adapters, and no whole layers that read the inputs, are shared."""
     names = {name for adapter in anatomy.adapters for name in (adapter.down.weight, adapter.up.weight)}
     return bool(names & set(update)) and not any(p.weight in update for p in anatomy.projections)

@@ -1,17 +1,18 @@
-"""Which words stand together: a feed-forward layer's input depends on the context.
+"""Rank reduction: a test of sequences by the update of a feed-forward layer.
 
-Let f_i be what a linear layer behind the first attention reads at token i of the batch. Its update is sum_i dy_i f_i^T.
+Let f_i be the input of a linear layer behind the first attention at token i; it depends on the token's context. The
+layer's update is sum_i dy_i f_i^T.
 No two tokens have the same context, so the f_i are linearly independent: the rank of the update is the number of tokens
 in the batch, and every f_i lies in its row space. The second layer of the feed-forward part is wide (1536 inputs in a
-small encoder, of which a batch of 200 tokens fills 200 directions). So a hypothesis has about a thousand equations for
-each of its tokens. A wrong token, wrong neighbours and a right sequence leave very different shares outside the span;
-`completion` searches by that.
+small encoder, of which a batch of 200 tokens fills 200 directions). So there are about a thousand equations for each
+token of a hypothesis. The share of f_i outside the span is very different for a wrong token, for a right token with
+wrong neighbours, and for a right sequence; `completion` searches by this share.
 
 A sequence S with inputs F_S (L, W) and output gradients Y_S (L, O) can be subtracted from the update G (O, W) so that
 the rank falls by L if and only if F_S G^+ Y_S^T = 1 (Wedderburn's rank reduction). Y_S is a combination of one
 simulated gradient for each class. So a linear system of L^2 equations with a few unknowns says whether the sequence is
-in the batch, and with what weight, whatever else is in it. It needs dropout off and fewer tokens in the batch than the
-layer has outputs. (Own derivation.)
+in the batch, and with what weight, whatever other sequences are in it. This needs dropout off and fewer tokens in the
+batch than the layer has outputs. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Projection, find_down_projection, run_until
 
 SAME = 1e-4
-"""Largest relative difference at which tokens that are hidden from each other count as separate.
-Our choice: rounding is far below, a position scheme that does not fit far above."""
+"""Largest relative difference at which words that are hidden from each other count as read separately.
+Our choice: rounding is far below; a position scheme that does not fit is far above."""
 
 COLUMNS = 48
 """Words that are tried side by side in one row.
@@ -42,7 +43,7 @@ Our choice: with 3072 features each, they take 100 MB, and the sequences beside 
 
 
 class FeedForwardSpan:
-    """The span of what a feed-forward layer reads, and the test of hypotheses by it."""
+    """The span of a feed-forward layer's inputs, and the test of hypotheses by it."""
 
     def __init__(self, seen: Observation, layer: Projection, offset: int) -> None:
         """Find the span.
@@ -67,7 +68,7 @@ class FeedForwardSpan:
         self._factor(turned.vectors.T)
 
     def _factor(self, left: Tensor) -> None:
-        """Write the remaining update as left core right.
+        """Write the remaining update as the product of left, core and right.
 
         Args:
             left: (O, R) float64, an orthonormal basis of its columns.
@@ -138,7 +139,8 @@ class FeedForwardSpan:
 def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
     """Return the span behind the first attention, or None if it gives no information.
 
-    That is where the layer is withheld, noisy or full, or where words cannot be tried side by side.
+    It gives none if the layer's update is not shared, noisy, or fills all directions, or if words cannot be tried side by
+    side.
     """
     try:
         layer = find_down_projection(seen.model)
@@ -160,7 +162,7 @@ def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
 def _offset(seen: Observation, layer: Projection) -> int | None:
     """Return the first position id, or None if hidden words are read differently.
 
-    Words that are hidden from each other must be read as in a sequence of their own; this is tried on a few tokens.
+    The layer must read words that are hidden from each other as in a sequence of their own. A few tokens test this.
     """
     takes = inspect.signature(seen.model.forward).parameters
     if "position_ids" not in takes:

@@ -1,12 +1,12 @@
-"""What a reader of `span` could have recovered.
+"""`PairReach`: the sequences that a reader of `span` could have recovered.
 
-A reader returns this with its guess (`Reconstruction.reach`). The audit then asks it about the true sequences: was each
-token a candidate, and would the sequence have passed the reader's test? There is one constructor for each kind of
-reader:
+A reader returns it with its guess (`Reconstruction.reach`). The audit then asks it two questions about each true
+sequence: was each token a candidate, and would the sequence have passed the reader's test? There is one function for
+each kind of reader:
 
 - `span_reach`: candidates are the pairs in the span. A sequence passes if all its attention inputs lie in the first
   block's span, and all its inputs to the second block, which depend on the whole sequence, in the second block's span.
-- `prefix_reach`: candidates are the tokens that were tried. A sequence passes if all its prefixes do.
+- `prefix_reach`: candidates are the tokens that were tried. A sequence passes if all its prefixes pass.
 - `dropout_reach`: candidates are the pairs that were fitted. A sequence passes if each of its pairs was found behind a
   mask.
 - `ranked_reach`: candidates are the pairs that were ranked; there is no test.
@@ -55,7 +55,7 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True)
 class PairReach:
-    """A `Reach` by (token, position) pairs; it stores no question."""
+    """A `Reach` by (token, position) pairs; it does not store what it is asked."""
 
     pairs: frozenset[tuple[int, int]]
     """Candidates; all at position 0 if inputs carry no position."""
@@ -64,9 +64,9 @@ class PairReach:
     position_free: bool = False
     """Whether inputs carry no position."""
     silent_last: bool = False
-    """Whether the last token of a sequence gets no gradient: in a language model it predicts nothing."""
+    """Whether the last token of a sequence gets no gradient, as in a language model, where it predicts nothing."""
     last: frozenset[int] = frozenset()
-    """Tokens that are candidates for such a last place by other evidence."""
+    """Tokens that are candidates for such a last token by other evidence."""
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
         """Return for each token of a sequence whether its pair was a candidate."""
@@ -87,7 +87,7 @@ class PairReach:
 
 
 def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: frozenset[int] = frozenset()) -> PairReach:
-    """Return what a reader could have recovered that tests pairs against the span.
+    """Return what a reader that tests pairs against the span could have recovered.
 
     Args:
         problem: the observation with its parts.
@@ -102,20 +102,20 @@ def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: froze
 
 
 def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
-    """Return what a reader could have recovered that names tokens without places."""
+    """Return what a reader that names tokens without positions could have recovered."""
     return PairReach(frozenset((token, 0) for token in tokens), lambda _: None, position_free=True)
 
 
 def prefix_reach(
     problem: SpanProblem, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
 ) -> PairReach:
-    """Return what a reader could have recovered that grows sequences word by word.
+    """Return what a reader that grows sequences word by word could have recovered.
 
     Args:
         problem: the observation with its parts.
         allowed: position -> (M,) token ids that were tried there; position 0 stands for all if inputs carry no
             position.
-        test: whether all prefixes of one sequence (T,) pass.
+        test: returns whether all prefixes of one sequence (T,) pass.
         last: candidates for the last place of a language model's sequence.
     """
     device = problem.basis.vectors.device
@@ -142,7 +142,7 @@ def dropout_reach(
         problem: the observation with its parts.
         fitted: the pairs that the regressions were tried on.
         found: those that were found behind a mask.
-        all_tried: every fit had time; otherwise a missing pair gives no verdict.
+        all_tried: whether every regression had time; if not, a missing pair gives no verdict.
         last: candidates for the last place of a language model's sequence.
     """
     known = _pairs(problem, found)
@@ -157,10 +157,9 @@ def dropout_reach(
 
 
 def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = frozenset()) -> PairReach | None:
-    """Return what a reader could have recovered that only ranks pairs.
+    """Return what a reader that only ranks pairs could have recovered.
 
-    None if it kept as many tokens at a position as there are: then every token is a candidate, whatever the update
-    says.
+    None if it kept the whole vocabulary at a position: then every token is a candidate there, whatever the update is.
 
     Args:
         problem: the observation with its parts.
@@ -192,13 +191,13 @@ def _pairs(problem: SpanProblem, pairs: Pairs) -> frozenset[tuple[int, int]]:
 
 
 class SpanTest:
-    """Whether a sequence lies in the spans of the first and the second block.
+    """Test of whether a sequence lies in the spans of the first and second block.
 
-    The second block counts only where its inputs can be computed and its update is shared.
+    The second block counts only if its inputs can be computed and its update is shared.
     """
 
     def __init__(self, problem: SpanProblem, farthest: float) -> None:
-        """Prepare; the second block is looked up at the first question.
+        """Prepare the test; the second block is looked up at the first call.
 
         Args:
             problem: the observation with its parts, dropout off.
@@ -229,7 +228,7 @@ class SpanTest:
 
     @cached_property
     def _second(self) -> _SecondBlock | None:
-        """The second block; None if it is withheld, full, or behind dropout."""
+        """The second block; None if it is not shared, full, or behind dropout."""
         seen = self._problem.seen
         if seen.facts.training_mode and any(seen.facts.dropout.values()):
             return None
@@ -247,8 +246,8 @@ class SpanTest:
 def second_block(model: nn.Module, anatomy: Anatomy) -> tuple[Projection, ...]:
     """Return the second block's counterparts of the first block's projections.
 
-    Blocks stand in one list of modules and are alike, so a counterpart has the same name except for its place in that
-    list. Empty if there are none.
+    Blocks stand in one list of modules and have equal parts. So a counterpart has the same name except for its index in
+    that list. The result is empty if there are none.
     """
     parameters = {name for name, _ in model.named_parameters()}
     stacks = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) > 1]

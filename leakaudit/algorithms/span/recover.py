@@ -66,7 +66,7 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     """Say whether the span attack applies.
 
     It needs the first attention block, a non-zero shared update of that block, and directions that this update leaves
-    empty; a declared defence or low precision excuses an update that fills all directions.
+    empty. An update that fills all directions is accepted if a declared defence, low precision or local steps explain it.
 
     Args:
         seen: the observation.
@@ -107,12 +107,12 @@ def recover(
     beam: int = BEAM,
     max_positions: int = 0,
 ) -> Reconstruction:
-    """Return what the first reader recovers that fits the update.
+    """Return what the first reader that fits the update recovers.
 
     Args:
-        seen: `can_recover` applies to it.
+        seen: an observation for which `can_recover` is positive.
         rng: generator of every random choice.
-        budget: time in seconds.
+        budget: time that may be used.
         candidates: tokens per position that are checked in float64.
         beam: hypotheses kept while a sequence grows.
         max_positions: positions to scan; 0 takes the model's own limit.

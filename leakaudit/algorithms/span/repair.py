@@ -1,11 +1,11 @@
-"""Repairs sequences that attention assembled wrongly.
+"""Repair of sequences that attention assembled wrongly.
 
-It is used where the feed-forward span gives no information. A sequence with more tokens than a head has dimensions is
-not tested by `attention_evidence`, and contains words of its neighbours. The repairs, from fast to slow:
+It is used if the feed-forward span gives no information. `attention_evidence` cannot test a sequence with more tokens
+than a head has dimensions, so such a sequence often contains words of other sequences. The repairs, from fast to slow:
 
 1. members are exchanged by attention;
-2. the sequence that satisfies the attention identity is searched (`attention_identity`);
-3. near misses are simulated, and changed where they are off most (`repair_group`).
+2. a sequence that satisfies the attention identity is searched (`attention_identity`);
+3. nearly right sequences are simulated, and changed at the places with the largest error (`repair_group`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from leakaudit.algorithms.span.factoring import both_sides
 
 EXCHANGES, EXCHANGEABLE = 3, 30
 """Exchanges by attention per sequence, and the longest sequence for which they are tried.
-Our choice: a head of 32 dimensions explains everything from 33 members on."""
+Our choice: in a head of 32 dimensions, 33 members or more explain any gradient."""
 
 SHARE = 0.2
 """Share of the remaining budget for one search by the attention identity.
 Our choice."""
 
 ENDS = 3
-"""Ends of a sequence whose search is run to the end.
-Our choice: a wrong end mostly shows at once."""
+"""Number of possible ends of a sequence for which the full search is run.
+Our choice: a wrong end mostly shows in the first improvement."""
 
 MOST_ROUNDS, MOST_CHANGES = 10, 24
-"""Rounds in which a near miss is changed, and single changes simulated per round.
+"""Rounds in which a nearly right sequence is changed, and single changes simulated per round.
 Our choice: a change costs one short forward and backward pass, and all changes that help are made at once."""
 
 
@@ -42,11 +42,11 @@ def repair(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Group]:
     """Subtract the sequences that agree after exchanges, or after the identity search.
 
     Args:
-        remaining: solved, and nothing subtracted since.
+        remaining: `solve` was called on it, and nothing was subtracted since.
         groups: sequences that do not agree with the update.
 
     Returns:
-        The sequences that still do not agree.
+        The sequences that still do not agree. If the identity search gives none, those from before it.
     """
     before = len(remaining.found)
     left = remaining.take_confirmed(
@@ -73,7 +73,7 @@ def _exchanged(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[Grou
 def _satisfying_identity(remaining: RemainingUpdate, groups: Sequence[Group]) -> list[list[Group]]:
     """Return the best hypotheses for each sequence by the attention identity.
 
-    Groups without any are left out.
+    Sequences without any hypothesis are left out.
     """
     options = _Options.of(remaining)
     budget = remaining.problem.budget.part(SHARE)
@@ -101,12 +101,12 @@ def _satisfying_identity(remaining: RemainingUpdate, groups: Sequence[Group]) ->
 
 @dataclass(frozen=True)
 class _Options:
-    """What may stand at each place of a sequence, and the search among it."""
+    """The options for each place of a sequence, and the search among them."""
 
     rows: Tensor
     """(n,) int64: pairs; a pair may occur twice, with and without a known gradient."""
     places: list[int]
-    """Position of each."""
+    """Position of each option."""
     identity: AttentionIdentity
     """The search by the attention identity."""
     inner: Tensor
@@ -130,7 +130,7 @@ class _Options:
         if int((pairs.positions == 0).sum()) == 1:
             possible |= pairs.positions == 0
         rows = possible.nonzero().flatten()
-        # An assigned gradient may contain another token's: then the place is known, and the gradient is not.
+        # An assigned gradient may contain another token's gradient: then the place is known, but the gradient is not.
         again = rows[assignments.assigned[rows] & (assignments.doubtful | assignments.shared)[at[rows]]]
         assigned = torch.cat([assignments.assigned[rows], torch.zeros_like(again, dtype=torch.bool)])
         rows = torch.cat([rows, again])
@@ -149,7 +149,7 @@ class _Options:
         )
 
     def start(self, group: Group, end: int) -> list[int]:
-        """Return an option of the group's members by place, -1 where there is none.
+        """Return the option of a group's member at each place, -1 where there is none.
 
         Args:
             group: the sequence.
@@ -168,13 +168,14 @@ class _Options:
 
 
 def repair_group(remaining: RemainingUpdate, group: Group) -> bool:
-    """Exchange words of a near miss until it agrees, and subtract it.
+    """Exchange words of a nearly right sequence until it agrees, and subtract it.
 
-    Simulated alone, each member with a known gradient has a relative error; a wrong member has the largest.
+    If the sequence is simulated alone, each member with an assigned gradient has a relative error. Wrong members have
+    the largest errors, so they are exchanged first.
 
     Args:
-        remaining: solved, and nothing subtracted since.
-        group: the near miss.
+        remaining: `solve` was called on it, and nothing was subtracted since.
+        group: the sequence.
 
     Returns:
         Whether it agrees and was subtracted.
@@ -210,9 +211,9 @@ def repair_group(remaining: RemainingUpdate, group: Group) -> bool:
 
 
 def _others(remaining: RemainingUpdate) -> dict[int, list[int]]:
-    """Return by position the pairs that may stand there, the most likely first.
+    """Return the pairs that may stand at each position, the most likely first.
 
-    Assigned pairs come first.
+    Assigned pairs come before the others.
     """
     assignments = remaining.assignments
     others: dict[int, list[int]] = {}
@@ -225,12 +226,12 @@ def _others(remaining: RemainingUpdate) -> dict[int, list[int]]:
 
 
 def _mean(misfits: Sequence[float]) -> float:
-    """Return the mean error of the members; the first one is in every sequence."""
+    """Return the mean error of all members but the first, which is in every sequence."""
     return sum(misfits[1:]) / max(1, len(misfits) - 1)
 
 
 def _all_made(members: Sequence[int], gains: Sequence[tuple[float, int, int]]) -> tuple[int, ...]:
-    """Return a sequence with the best helpful change at each place made.
+    """Return a sequence with the best helpful change made at each place.
 
     Args:
         members: of the sequence.

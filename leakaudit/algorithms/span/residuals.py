@@ -1,4 +1,4 @@
-"""Distance of an input from the span, in units of what rounding causes."""
+"""Distance of an input from the span, in units of the rounding error."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Measured; see docs/decisions/span_constants.md."""
 
 @dataclass(frozen=True)
 class ResidualScale:
-    """Measures the distance of inputs from the span, in units of rounding.
+    """Distances of inputs from the span, in units of rounding.
 
-    An update G (F, D) with noise of standard deviation e per entry has right singular vectors v_k that lean out of the
-    true span by about e / s_k in each of the D - R other directions, with s_k the singular value (first-order
+    Let G (F, D) be an update with noise of standard deviation e per entry, v_k its right singular vectors and s_k its
+    singular values. In each of the D - R directions outside the true span, v_k is off by about e / s_k (first-order
     perturbation). So a true input x = sum_k c_k v_k has an expected distance of
 
         sqrt((D - R) sum_k (c_k e / s_k)^2),
 
-    which is large where x needs weak directions. The noise e is measured on the part of G outside the span. (Own
+    which is large if x needs weak directions. The noise e is measured on the part of G outside the span. (Own
     derivation.)
     """
 
     basis: Basis
     """The span, with R directions."""
     perturbation: Tensor
-    """(R,) float64: sqrt(D - R) e / s_k, how far each direction leans out of the true span."""
+    """(R,) float64: sqrt(D - R) e / s_k, the expected length of each direction's part outside the true span."""
 
     @classmethod
     def of(cls, stacked: Tensor) -> ResidualScale:

@@ -21,15 +21,15 @@ LONGEST = 128
 Our choice: longer sentences have too many words to search in time."""
 
 POSITIONS_PER_DIRECTION, MORE_POSITIONS = 3, 8
-"""Positions to try for each direction above the noise, and on top of that.
+"""Positions to try: so many for each direction above the noise, and so many in addition.
 Our choice: each token adds a direction, and most directions are visible."""
 
 LADDER = 1.5
-"""Ratio between the lengths that are tried where no token marks the end.
-Our choice."""
+"""Ratio of the growing distances between the lengths that are tried if no token marks the end.
+Length i is the shortest one plus LADDER ** i tokens. Our choice."""
 
 LENGTHS = 5
-"""Number of likely lengths that are returned.
+"""Number of likely lengths that are returned; without a closing token up to 2 LENGTHS - 1.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
@@ -72,8 +72,8 @@ def frame_of(problem: SpanProblem) -> Frame:
 def likely_lengths(problem: SpanProblem, span: SoftSpan, frame: Frame) -> tuple[int, ...]:
     """Return sentence lengths in tokens, most likely first.
 
-    A length scores by the weighted share of the closing tokens' inputs that lies in the span. Where texts have no
-    closing token, a geometric series of lengths is returned.
+    The score of a length is the weighted share of the closing tokens' inputs that lies in the span. If texts have no
+    closing token, a series of ascending lengths is returned (`LADDER`).
 
     Args:
         problem: the observation with its parts.

@@ -40,9 +40,9 @@ class SentenceMoves:
         ]
 
     def jumps(self, base: Hypothesis) -> list[Hypothesis]:
-        """Return the sentence with other classes, and with many words changed.
+        """Return the sentence with other classes, and with several words changed.
 
-        The words that gain most in score are changed: one of them, two, and so on.
+        The words with the largest gain in score are changed: the best one, the best two, and so on.
         """
         found = [replace(base, label=label) for label in self.labels if label != base.label]
         if self.signal.projections:
@@ -58,7 +58,7 @@ class SentenceMoves:
     def propose(self, base: Hypothesis, width: int) -> list[list[int]]:
         """Return the `width` best tokens of each score at every position.
 
-        Positions in the frame have none.
+        Positions of the frame get no tokens.
         """
         length = len(base.token_ids)
         width = min(width, len(self.scores.pool))

@@ -6,8 +6,9 @@ If there is one pair at each position, they are one sequence. Otherwise three st
 2. attention says which pairs belong together (`attention_evidence`);
 3. each sequence is simulated alone; if its part of the update agrees, it is confirmed and subtracted (`deflation`).
 
-A sequence that does not agree is completed by its context (`completion`) or, where that gives no information, repaired
-(`repair`). Where the loss has no classes nothing can be simulated alone, and sequences rely on attention only.
+A sequence that does not agree is completed by its context (`completion`). If the context gives no information, the
+sequence is repaired (`repair`). If the task is no classification, no sequence can be simulated alone, and only attention
+decides.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ Our choice: a wrong first hypothesis mostly differs from the right one in one to
 
 LIKELY: tuple[float, ...] = (0.05, -1.0, 0.15)
 """Least coefficients of open pairs that are tried, one after the other.
-The next one is used when nothing more is found. Chosen on training sentences; see docs/decisions/span_constants.md.
-"""
+The next one is used when nothing more is found. Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_INCOMPLETE = 4
 """Most incomplete guesses.
@@ -48,7 +48,7 @@ Our choice: with more, they consist of pairs that are not in the batch."""
 
 UNTESTED = 5
 """Dimensions of a head that a sequence grown by attention must leave free.
-Our choice: with fewer, further members are mostly of other sequences. Longer sequences are completed by `repair`."""
+Our choice: with fewer, further members mostly belong to other sequences. `repair` completes longer sequences."""
 
 GROWN = 16
 """Most members that attention adds to a sequence which `completion` can complete.
@@ -72,7 +72,7 @@ def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, fl
 
     Args:
         problem: the observation with its parts.
-        inside: pairs in the span, nearest first: all of the batch's, and perhaps others.
+        inside: pairs in the span, nearest first: all pairs of the batch, and perhaps others.
         noise: parameter name -> standard deviation of the errors on each entry of its update, if known.
     """
     diagnostics = {"candidates": float(len(inside))}
@@ -132,7 +132,7 @@ def _round(remaining: RemainingUpdate, likely: float) -> list[Group]:
     rows = candidates.nonzero().flatten()
     where = remaining.pairs.positions[rows]
     if _one_per_position(where):
-        # One sequence by elimination; its residual is not known, so it gets a half.
+        # By elimination there is one sequence. Its residual is not known, so it is set to 0.5.
         return remaining.take_confirmed([[Group(tuple(rows[where.argsort()].tolist()), residual=0.5)]])
     completion = _completion_among(remaining, candidates)
     before = len(remaining.found)
@@ -160,7 +160,8 @@ def _start(remaining: RemainingUpdate) -> list[int]:
 def _in_question(remaining: RemainingUpdate, start: Sequence[int], likely: float) -> Tensor:
     """Return (N,) booleans: pairs that sequences are assembled from.
 
-    They are assigned, stand first, or have a coefficient of at least `likely`; at each position there is at least one.
+    These are the pairs that are assigned, stand first, or have a coefficient of at least `likely`. At each position with
+    open pairs there is at least one.
     """
     assignments = remaining.assignments
     chosen = (assignments.open & (assignments.coefficient >= likely)) | assignments.assigned
@@ -225,7 +226,7 @@ class _Growth:
     def from_untried(self) -> Iterator[list[Group]]:
         """Yield the hypotheses of each untried seed, best first.
 
-        A seed that is in another seed's sequence by now is left out.
+        A seed that is already in another seed's sequence is left out.
         """
         claimed: set[int] = set()
         for seed in self.untried():
@@ -280,7 +281,7 @@ def _grow_all(remaining: RemainingUpdate, growth: _Growth, completion: Completio
 
 
 def _completion_among(remaining: RemainingUpdate, candidates: Tensor) -> Completion | None:
-    """Return the completion among the pairs that remain, or None without its span.
+    """Return the completion among the remaining pairs, or None without its span.
 
     Args:
         remaining: the remaining update.
@@ -318,7 +319,7 @@ def _complete_from(
 def _possible(inside: Candidates, starts_with: tuple[int, ...]) -> Candidates:
     """Return the pairs that the tokenizer allows.
 
-    Where the tokenizer puts a token before every text, no other token can stand.
+    If the tokenizer puts a token at a position of every text, no other token can stand there.
     """
     keep = torch.ones(len(inside), dtype=torch.bool, device=inside.tokens.device)
     for position, token in enumerate(starts_with):
@@ -352,8 +353,8 @@ def _guesses(groups: Sequence[Group], pairs: Candidates) -> list[GuessedSequence
 def count_inside(distance: Tensor, rank: int) -> int:
     """Return how many of the ranked pairs lie in the span: up to the widest gap.
 
-    There are at least as many true pairs as directions, and more where equal tokens stand at equal positions. So the
-    gap is searched from the rank on.
+    There are at least as many pairs in the span as directions, and more if ghosts lie in it. So the gap is searched from
+    the rank on.
 
     Args:
         distance: (N,) float64, ascending.

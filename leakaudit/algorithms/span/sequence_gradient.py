@@ -1,10 +1,10 @@
-"""What one guessed sequence alone adds to the first block's update.
+"""Simulated gradients of one sequence: what it alone adds to the update.
 
 The update of a batch is a weighted sum over its sequences. The weights are the gradients of the loss with respect to
-the logits: few, unknown, and the same for all tokens of a sequence. So the gradient of each logit is simulated, and the
-weights follow by least squares from the gradients of the sequence's own tokens: thousands of equations for one weight
-per class. If they agree to rounding, the sequence is confirmed without the rest of the batch, and its part can be
-subtracted. It needs dropout off, because the masks of later layers are unknown. (Own derivation.)
+the logits: few, unknown, and the same for all tokens of a sequence. So the gradient of each logit is simulated. Least
+squares then gives the weights from the observed gradients of the sequence's own tokens: thousands of equations for one
+weight per class. If these equations agree to rounding, the sequence is confirmed without the rest of the batch, and its
+part can be subtracted. Dropout has to be off, because the masks of later layers are unknown. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class SequenceGradient:
 def sequence_gradients(
     seen: Observation, layers: Sequence[Projection], sequences: Sequence[Sequence[int]]
 ) -> list[SequenceGradient]:
-    """Simulate sequences one by one, in one padded batch.
+    """Simulate each sequence on its own; all run in one padded batch.
 
-    There is one backward pass per class.
+    There is one backward pass for each class but the first.
 
     Args:
         seen: a classification step with dropout off.
         layers: linear layers of its model, with F outputs together.
-        sequences: token ids of each.
+        sequences: token ids of each sequence.
     """
     model = seen.model
     ids, mask = padded_batch(seen, sequences)

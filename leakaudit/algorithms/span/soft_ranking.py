@@ -1,14 +1,14 @@
 """Scores of every token at every position, against a noisy update.
 
-With noise no (token, position) pair lies in the span, so pairs are ranked. There are two scores, both in standard
-deviations over the vocabulary at that position, which needs no threshold:
+With noise no (token, position) pair lies exactly in the span, so pairs are ranked and no threshold is needed. There are
+two scores, both in standard deviations over the vocabulary at that position:
 
-- `soft`: the share of the attention input x that lies in the span, each direction weighted by its share of signal;
-- `filtered`: with the output gradients D (T, F) of a hypothesis known by simulation, the update is G = D^T X + noise,
-  linear in the inputs X (T, D). Ridge regression around the vocabulary's mean input m_p gives the most likely rows X =
-  M + (D D^T + sigma^2 / tau^2)^-1 D (G - D^T M), with tau^2 the variance of a coordinate over the vocabulary. A token
-  scores by the cosine of x - m_p with its row. With this score a partly right hypothesis finds its other words: noise
-  is averaged over all F features at once.
+- `soft`: the share of the attention input x that lies in the span, each direction weighted by its share of signal.
+- `filtered`: simulation gives the output gradients D (T, F) of a hypothesis. Then the update is G = D^T X + noise,
+  linear in the inputs X (T, D). Ridge regression around the vocabulary's mean input m_p (the rows of M) gives the most
+  likely X = M + (D D^T + sigma^2 / tau^2)^-1 D (G - D^T M), with tau^2 the variance of a coordinate over the
+  vocabulary. The score of a token at p is the cosine of x - m_p with row p of X - M. This score finds the missing words
+  of a hypothesis that is partly right, because noise is averaged over all F features at once.
 
 (Own derivation.)
 """
@@ -126,7 +126,7 @@ class Ranking:
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """(V, P) mean and standard deviation of w_t + d_p that the normalisation takes."""
+        """(V, P) mean and standard deviation of w_t + d_p, as the normalisation uses them."""
         norm = self.stage.norm
         assert norm is not None
         w = self.stage.token_vectors.float()

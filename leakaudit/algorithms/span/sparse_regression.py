@@ -1,15 +1,15 @@
-"""Which tokens, one per position, explain a noisy update together.
+"""Regression for the tokens, one per position, that together explain an update.
 
-This is a regression with the tokens as unknowns. In units of its noise the stacked update is S = A X + N: X (T, D) the
-attention inputs of a sentence, A (F, T) unknown, N of unit variance. With the best A, the tokens X explain |S P|^2,
-with P the projector on their span; noise alone gives F per direction. So a sentence of T tokens has the score
+The tokens are the unknowns. In units of its noise the stacked update is S = A X + N, with X (T, D) the attention inputs
+of a sentence, A (F, T) unknown, and N of unit variance. With the best A, the tokens X explain |S P|^2, with P the
+projector on their span; noise alone gives F per direction. So a sentence of T tokens has the score
 
     J(X) = |S P|^2 - F T.
 
 Given all other tokens, the best token at a position is the x with the largest Rayleigh quotient |S y|^2 / |y|^2, where
-y is the part of x outside the others' span. The score uses how strong each direction is, which a distance from the span
-does not. It also tells lengths apart: a token that is not in the batch explains F and no more. (Own derivation;
-coordinate ascent from the marginal ranking.)
+y is the part of x outside the others' span. The score uses the strength of each direction, which a distance from the
+span does not. It also compares lengths: a token that is not in the batch explains about F and adds nothing to J. The
+search is a coordinate ascent, from a greedy choice or, in `sketch`, from the best single words. (Own derivation.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from leakaudit.plugins.budget import Budget
 
 NEARLY_DEPENDENT = 0.02
 """Share of |x|^2 outside the others' span below which a candidate is not judged.
-Our choice: the rest is mostly rounding of the position vectors, and the quotient is that of two small numbers."""
+Our choice: the part outside is then mostly rounding of the position vectors, so the quotient is not reliable."""
 
 NEGLIGIBLE = 1e-6
 """Share of the strongest direction's energy below which a direction is left out.
 Our choice: no word depends on it."""
 
 NEAR = 32
-"""Candidates per position where the best few are enough. Our choice."""
+"""Candidates per position in steps for which the best few are enough. Our choice."""
 
 SKETCH_SWEEPS = 2
 """Sweeps of the ascent that compares lengths. Our choice."""
@@ -51,7 +51,7 @@ class Joint:
 
     token_ids: tuple[int, ...]
     score: float
-    """J: what they explain beyond noise, in squared noise deviations."""
+    """J: the energy that they explain beyond noise, in squared noise deviations."""
 
 
 class JointFit:
@@ -73,7 +73,7 @@ class JointFit:
         self._free = [p for p, pool in enumerate(pools) if len(pool) > 1]
 
     def sketch(self, budget: Budget) -> Joint:
-        """Return a rough solution: a short ascent from the first token of every pool.
+        """Return a rough solution by a short ascent from the first token of every pool.
 
         It is good enough to compare lengths.
         """
@@ -134,7 +134,7 @@ class JointFit:
     def _ascend(
         self, chosen: Sequence[int], budget: Budget, width: int | None = None, sweeps: int = MOST_SWEEPS
     ) -> tuple[list[int], float]:
-        """Choose the best token at one position after the other until nothing changes."""
+        """Choose the best token at each position in turn until nothing changes."""
         chosen = list(chosen)
         rows = self._rows(chosen)
         for _ in range(sweeps):

@@ -24,8 +24,8 @@ FLOAT32_FLOOR = 3e-7
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 FULL_RANK_MARGIN = 4
-"""Directions that must stay empty for the span to be a test.
-Our choice: with fewer there is no gap between the singular values to see."""
+"""Number of directions that must stay empty so that the span can test inputs.
+Our choice: with fewer, no gap between the singular values can be seen."""
 
 PRUNED_SHARE = 0.02
 """Share of exact zeros above which a matrix counts as pruned.
@@ -48,7 +48,7 @@ SHIFT = 1e-13
 Our choice: far below rounding."""
 
 LEAST_WEIGHT = 1e-3
-"""Weight of the strongest direction where, by theory, noise hides it.
+"""Weight of the strongest direction if, by theory, noise hides all directions.
 Our choice: any positive value gives the same ranking."""
 
 
@@ -59,9 +59,9 @@ class Basis:
     vectors: Tensor
     """(R, D) float64, orthonormal rows."""
     gap: float
-    """Last singular value kept over the first one left out; large if the rank is certain."""
+    """Ratio of the last kept singular value to the first one left out; large if the rank is certain."""
     noisy: bool
-    """Whether no rounding floor was found: noise, rounding or pruning fills all directions."""
+    """Whether noise, rounding or pruning fills all directions, so that the rank is only an estimate."""
 
     @property
     def rank(self) -> int:
@@ -97,8 +97,9 @@ def stacked_update(update: Mapping[str, Tensor], anatomy: Anatomy) -> Tensor:
 def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
     """Return the row space of a stacked update.
 
-    The rank is at the gap of the singular values. They come from the D x D Gram matrix in float64. That resolves
-    squares down to 1e-16 of the largest, which is 1e-8 in singular values and below what float32 sums leave.
+    The rank is the number of singular values above their largest gap. They come from the D x D Gram matrix in float64.
+    It resolves squares down to 1e-16 of the largest, that is singular values down to 1e-8, which is below the rounding
+    of float32 sums.
 
     Args:
         stacked: (F, D) float64.
@@ -124,8 +125,9 @@ def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
 def _sharpest_fall(singular: Tensor, clean: int) -> int:
     """Return the rank at the largest ratio of singular values near the floor.
 
-    The floor alone may drop a weak true direction or keep a strong rounding one, so within a factor of 30 of it the
-    largest ratio of neighbours decides. 30 is our choice: rounding values differ by less among each other.
+    The floor alone may drop a weak true direction or keep a strong direction of rounding. So the largest ratio of
+    neighbours decides, from 30 times the floor down to a tenth of it. Both factors are our choice: singular values of
+    rounding differ by less among each other.
     """
     low = int((singular > 30 * FLOAT32_FLOOR * singular[0]).sum())
     high = int((singular > FLOAT32_FLOOR / 10 * singular[0]).sum())
@@ -163,15 +165,15 @@ class SoftSpan:
 def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | None = None) -> SoftSpan:
     """Return the directions of a noisy span, each with its share of signal.
 
-    Every projection's update is divided by its own noise, so that a matrix counts by its signal-to-noise ratio and not
-    by its norm. The stack (F, D) is then A + N with N of unit variance. With beta = D / F, an observed singular value s
-    belongs to a true one x by
+    Every projection's update is divided by its own noise, so that its weight is its signal-to-noise ratio and not its
+    norm. The stack (F, D) is then A + N with N of unit variance. With beta = D / F, an observed singular value s
+    and the true one x are related by
 
-        s^2 / F = (1 + x^2)(beta + x^2) / x^2,
+        s^2 / F = (1 + x^2)(beta + x^2) / x^2.
 
-    and the observed right singular vector has the squared cosine (x^4 - beta) / (x^4 + beta x^2) with the true one;
-    below x^4 = beta it is random (Benaych-Georges and Nadakuditi, J. Multivariate Analysis 2012, Sec. 3.1, with rows
-    and columns named as here).
+    The observed right singular vector has the squared cosine (x^4 - beta) / (x^4 + beta x^2) with the true one; below
+    x^4 = beta it is random (Benaych-Georges and Nadakuditi, J. Multivariate Analysis 2012, Sec. 3.1, with rows and
+    columns named as here).
 
     Args:
         update: parameter name -> update.
@@ -215,11 +217,11 @@ def _signal_shares(values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def filled_in(stacked: Tensor, smallest: float) -> Tensor:
-    """Return the matrix of low rank that agrees with every entry that pruning kept.
+    """Return a pruned matrix with its missing entries filled in at low rank.
 
-    Each iteration shrinks the singular values and puts the kept entries back; the shrinkage falls (soft-impute:
-    Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1). Missing entries are clamped to the smallest kept
-    magnitude, because pruning keeps the largest.
+    Each iteration shrinks the singular values and restores the kept entries; the shrinkage gets smaller each time
+    (soft-impute: Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1). Missing entries are clamped to the smallest
+    kept magnitude, because pruning keeps the largest.
 
     Args:
         stacked: (F, D) float64, zero where an entry is missing.
@@ -241,15 +243,15 @@ def filled_in(stacked: Tensor, smallest: float) -> Tensor:
 def spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ascending eigenvalues and the eigenvectors of a Gram matrix.
 
-    Eigenvectors are columns. Divide and conquer may fail on a matrix of mostly zeros, as heavy pruning leaves it. Then
-    a shift far below rounding is added.
+    Eigenvectors are columns. The solver may fail on a matrix of mostly zeros, which heavy pruning causes. Then a shift
+    far below rounding is added to the diagonal.
 
     Args:
         gram: (D, D) float64.
     """
     try:
         values, vectors = torch.linalg.eigh(gram)
-    except RuntimeError:  # of which torch's LinAlgError is one
+    except RuntimeError:  # torch's LinAlgError is a RuntimeError
         shift = SHIFT * float(gram.diagonal().mean())
         spread = torch.linspace(0.5, 1.0, len(gram), dtype=gram.dtype, device=gram.device)
         values, vectors = torch.linalg.eigh(gram + torch.diag(shift * spread))
@@ -259,8 +261,8 @@ def spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
 def noise_of(gradient: Tensor) -> float:
     """Return the standard deviation of the noise on one matrix; never zero.
 
-    It is the median singular value over that of a matrix of unit noise: a batch fills few directions, noise fills all
-    of them.
+    It is the ratio of the median singular value to that of a matrix of unit noise. The median shows the noise because a
+    batch fills few directions and noise fills all.
 
     Args:
         gradient: (out, D) float64.
@@ -281,7 +283,7 @@ def smallest_kept(update: Mapping[str, Tensor]) -> float:
 def _median_singular(beta: float) -> float:
     """Return the median singular value of an (n, beta n) matrix of unit noise.
 
-    In units of sqrt(n). Source: the law of Marchenko and Pastur, 1967.
+    It is in units of sqrt(n). Source: the law of Marchenko and Pastur, 1967.
     """
     low, high = (1 - beta**0.5) ** 2, (1 + beta**0.5) ** 2
     grid = torch.linspace(low**0.5, high**0.5, 4001, dtype=torch.float64)[1:-1]  # in singular values: no pole at zero

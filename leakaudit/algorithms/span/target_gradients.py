@@ -1,8 +1,8 @@
-"""Which targets follow each prefix, from the gradient of the last layer.
+"""Targets that follow each prefix, from the gradient of the last layer.
 
-With the prefixes known, the inputs a_i of the last linear layer before the head are computable. They are linearly
-independent rows, as many as its width allows (in most models four times the hidden size). So its update G = sum_i dy_i
-a_i^T gives the gradient dy_i at every prefix:
+From known prefixes the public model computes the inputs a_i of the last linear layer before the head. They are linearly
+independent if there are no more prefixes than the layer has inputs (in most models four times the hidden size). So its
+update G = sum_i dy_i a_i^T gives the gradient dy_i at every prefix:
 
     dY = G pinv(A),        dy_i = 1/N sum_t k_it J_i^T W^T (p_i - e_t),
 
@@ -29,8 +29,8 @@ EXPLAINED = 3e-2
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 SHORTLIST = 64
-"""Tokens whose atoms are computed exactly.
-Our choice: the estimate that ranks them is exact up to the length of the atoms."""
+"""Number of tokens whose atoms are computed exactly.
+Our choice: the estimate that ranks tokens is exact except for the length of the atoms."""
 
 MOST_TARGETS = 24
 """Most different tokens after one prefix. Our choice."""
@@ -115,7 +115,7 @@ def _slopes(features: Tensor, start: Tensor, rows: Tensor, columns: Tensor) -> T
         columns: (N,) int64: column of each token.
     """
     slopes = []
-    for feature in range(features.shape[-1]):  # tokens do not mix behind this layer, so one pass serves all
+    for feature in range(features.shape[-1]):  # one pass for all: tokens do not mix behind this layer
         (slope,) = torch.autograd.grad(features[..., feature].sum(), start, retain_graph=True)
         slopes.append(slope[rows, columns])
     return torch.stack(slopes, dim=1)
@@ -149,7 +149,7 @@ def atoms_of(states: PrefixStates, node: int, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """What follows a prefix."""
+    """The targets that follow a prefix."""
 
     tokens: list[int]
     amounts: list[float]
@@ -184,7 +184,7 @@ def explain(states: PrefixStates, node: int, gradient: Tensor, known: Sequence[i
 def least_squares(
     states: PrefixStates, node: int, gradient: Tensor, targets: Sequence[int]
 ) -> tuple[list[float], Tensor]:
-    """Return the best amounts of some targets, and (D,) the rest of the gradient."""
+    """Return the best amounts of some targets, and (D,) the unexplained gradient."""
     if not targets:
         return [], gradient
     atoms = atoms_of(states, node, torch.tensor(targets, device=gradient.device))  # (K, D)

@@ -1,8 +1,8 @@
 """Sums of token and position vectors, before the first normalisation.
 
-With dropout before the normalisation, the masked sum u lies in the span of the update after the normalisation is undone
-(`widened`), and candidates are sums of token and position vectors (`SumScan`). See `readers.early_dropout` for the
-derivation.
+With dropout before the normalisation, the masked sum u lies in a space that follows from the span of the update by
+undoing the normalisation (`widened`). Candidates are sums of token and position vectors (`SumScan`). See
+`readers.early_dropout` for the derivation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from leakaudit.algorithms.span.candidates import Candidates, distances
 from leakaudit.models.structure import InputStage, Norm
 
 LEAST_GAIN = 1e-3
-"""Share of the median gain below which a coordinate's gain is raised to it.
+"""Least gain of a coordinate, as a share of the median gain; smaller gains are replaced by it.
 Our choice: such coordinates give no information about the input."""
 
 
@@ -62,7 +62,7 @@ class SumScan:
         """Return the nearest tokens at the positions from `start` to `stop` - 1.
 
         Returns:
-            `keep` pairs per position, nearest first; their inputs are the sums, float64.
+            `keep` pairs per position, the nearest of each position first; their inputs are the sums, float64.
         """
         d = self._stage.position_vectors[start:stop]  # (P, D)
         total = _squares(self._vectors, d.float())

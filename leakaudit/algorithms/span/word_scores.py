@@ -27,7 +27,7 @@ Our choice."""
 
 MOST_EVIDENCE = 10.0
 """Cap, in standard deviations, on what a row of the word embedding adds to a score.
-Our choice: a row beyond it is certainly there."""
+Our choice: a row beyond it is certainly in the batch."""
 
 POOL = 128
 """Words per position that later steps choose from.
@@ -42,7 +42,7 @@ class WordScores:
     lengths: tuple[int, ...]
     """Likely lengths in tokens, most likely first."""
     ranking: Ranking
-    """Source of the scores; it also scores words given a hypothesis."""
+    """The ranking that gives the scores; it also scores words given a hypothesis."""
     soft: Tensor
     """(V, P) float32; minus infinity for special tokens."""
     pool: Tensor
@@ -73,7 +73,7 @@ class WordScores:
         return self.soft.shape[1]
 
     def sentence(self, length: int, words: Sequence[int] = (), label: int = 0) -> Hypothesis:
-        """Return a sentence of some length from given words and the best other ones.
+        """Return a sentence of some length from given words, filled with the best ones.
 
         Args:
             length: in tokens, with the frame.
@@ -86,7 +86,7 @@ class WordScores:
 
 
 def _words_only(problem: SpanProblem, scores: Tensor) -> Tensor:
-    """Return scores (V, P) in which special tokens are minus infinity.
+    """Return scores (V, P) that are minus infinity for special tokens.
 
     The token for unknown words keeps its score.
     """
@@ -99,8 +99,8 @@ def _words_only(problem: SpanProblem, scores: Tensor) -> Tensor:
 def _row_evidence(problem: SpanProblem) -> Tensor:
     """Return (V,): robust z-scores of the rows of the word embedding's update.
 
-    The value of a row is its norm less the median norm. The scale is 1.4826 times the median absolute deviation, which
-    is one standard deviation for normal noise. All are zero if the update is not shared.
+    A z-score is the row's norm minus the median norm, over 1.4826 times the median absolute deviation, which is one
+    standard deviation for normal noise. All z-scores are zero if the update cannot be read.
     """
     seen, stage = problem.seen, problem.stage
     if not can_read_rows(seen):

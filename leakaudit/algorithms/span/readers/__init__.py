@@ -2,20 +2,20 @@
 
 A reader has two functions:
 
-- `fits(problem: SpanProblem) -> bool` says whether the update is of its kind. It is cheap and reads facts and the span
-  only.
+- `fits(problem: SpanProblem) -> bool` says whether the update is of its kind. It is cheap: it reads only facts and the
+  span.
 - `read(problem: SpanProblem) -> Reconstruction | None` returns what was recovered, or None to leave the problem to the
   next reader.
 
 To add a reader, write a module here with these two functions and add it to `READERS` in
 `leakaudit.algorithms.span.recover`, before the readers that would otherwise take its problems. A reader may import the
-modules of `algorithms.span`; of another reader it may only call `read`.
+modules of `algorithms.span`. From another reader it may use `read` only.
 
 - `local_steps`: a difference of weights after several steps of SGD.
 - `lora`: updates of low-rank adapters alone.
 - `early_dropout`, `dropout`: dropout before and after the normalisation that feeds the attention.
-- `decoder`, `encoder`: no dropout; with and without causal attention.
-- `bag_of_words`: inputs without positions, so words without order.
+- `decoder`, `encoder`: updates without dropout; `decoder` for causal attention, `encoder` for other attention.
+- `bag_of_words`: inputs without positions; it gives words without order.
 - `noisy`: any update in which no input lies exactly in the span.
 """
 

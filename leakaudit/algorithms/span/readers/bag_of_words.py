@@ -22,12 +22,12 @@ from leakaudit.algorithms.span.unnormalised_inputs import SumScan, widened
 from leakaudit.plugins.attack_protocol import Reconstruction
 
 CANDIDATES = 2
-"""Tokens fitted behind masks, per direction of the span.
+"""Candidate tokens for the mask regression, per direction of the span.
 Our choice: there is one direction for every occurrence of a word."""
 
 FALSE_WORDS = 1.0
-"""Tokens that may be named by chance, in a noisy update, beside others that are above chance.
-Our choice, as in `embedding-rows`: if there is only noise, nothing is named in 99 updates of 100."""
+"""Tokens that may be named by chance in a noisy update, if other tokens are above chance.
+Our choice, as in `embedding-rows`: with noise alone, 99 of 100 updates name no token."""
 
 
 def fits(problem: SpanProblem) -> bool:
@@ -64,7 +64,7 @@ def _inside(problem: SpanProblem) -> Tensor:
 def _masked(problem: SpanProblem) -> Tensor:
     """Return the tokens whose input is found behind a mask.
 
-    Masks make all occurrences distinct, so there are many copies.
+    Masks make all occurrences of a token distinct, so a token may be returned several times.
     """
     keep, vectors = CANDIDATES * max(problem.keep, problem.basis.rank), problem.basis.vectors
     norm = problem.stage.norm
@@ -91,11 +91,11 @@ def _standing_out(problem: SpanProblem) -> Tensor:
 
 
 def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:
-    """Return (N,) booleans: more of a token lies in the span than chance explains.
+    """Return (N,) booleans: whether more of a token lies in the span than by chance.
 
-    The share of a random direction of D dimensions in a span of rank R has the distribution Beta(R / 2, (D - R) / 2).
-    At small ranks it is far from normal. Most tokens are not in the batch, so the median describes those; the
-    distribution is scaled to the median, because inputs are not random directions.
+    For a random direction in D dimensions the share of its squared length in a span of rank R has the distribution
+    Beta(R / 2, (D - R) / 2). At small ranks it is far from normal. Inputs are not random directions, so the distribution
+    is scaled to the median share: most tokens are not in the batch, so the median describes chance.
 
     Args:
         outside: (N,) share of each token's squared length outside the span.

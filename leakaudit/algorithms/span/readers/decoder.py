@@ -1,10 +1,10 @@
 """Reader for decoders without dropout: prefixes grow word by word.
 
-The first block's attention inputs give the words. They do not give the order where they carry no positions (rotary
-models), and where they do, ghost pairs may lie in the span as well (`attribution`). The input of a layer behind the
-first attention depends on the whole prefix up to its token, and lies in the span of that layer's update if and only if
-the prefix is in the batch. So a right prefix is extended by every candidate word, and the extensions inside this second
-span are kept. All sequences of a batch grow at once, and equal prefixes are one.
+The first block's attention inputs give the words. In rotary models these inputs carry no positions, so they do not give
+the order. In other models false pairs (ghosts) may lie in the span as well (`attribution`). The input of a layer behind
+the first attention depends on the whole prefix up to its token, and lies in the span of that layer's update if and only
+if the prefix is in the batch. So a right prefix is extended by every candidate word, and the extensions inside this
+second span are kept. All sequences of a batch grow at once; equal prefixes are stored once.
 
 Source: DAGER (Petrov et al., NeurIPS 2024, Sec. 4.2) checks a decoder's second attention input in this way. The choice
 of the layer, distances in units of rounding, the forest of prefixes and the ends of sequences (`last_tokens`) are ours.
@@ -35,21 +35,21 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
 """Largest distance from the first span at which a token is tried.
-Lenient, because the second span decides. Chosen on training sentences; see docs/decisions/span_constants.md."""
+It is large, because the second span decides. Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 MOST_PREFIXES = 2
-"""Prefixes per direction of the span at which growing stops.
-Our choice: there are as many prefixes as directions, and copies of one token on top of that."""
+"""Number of prefixes per direction of the span above which growing stops.
+Our choice: there are as many true prefixes as directions, and in addition runs of one repeated token."""
 
 REPEATS = 4
-"""Longest run of one token at the start of a sequence, where inputs carry no position.
-Our choice. Attention over equal values gives the same value, so only its continuation tells such a run from a single
-token."""
+"""Longest run of one token at the start of a sequence, if inputs carry no position.
+Our choice. Attention over equal values gives the same value, so such a run differs from a single token only in its
+continuation."""
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Prefixes as nodes of trees: each is one token longer than its parent."""
+    """Prefixes as nodes of trees; a child is one token longer than its parent."""
 
     tokens: tuple[int, ...]
     """(N,) last token of each prefix."""
@@ -83,10 +83,13 @@ class Forest:
 
 
 class PrefixRunner:
-    """Computes what a layer behind the first attention reads at each prefix's end."""
+    """Computation of a layer's inputs at the ends of prefixes.
+
+    The layer stands behind the first attention.
+    """
 
     def __init__(self, model: nn.Module, reader: str) -> None:
-        """Test whether the model's cache gives the same as running whole prefixes.
+        """Test whether the model's cache gives the same inputs as running whole prefixes.
 
         Args:
             model: left as it was.
@@ -154,10 +157,10 @@ def fits(problem: SpanProblem) -> bool:
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return the sequences that the forest of prefixes forms, or None without any.
+    """Return the sequences that the forest of prefixes forms, or None.
 
-    None also with dropout anywhere, and where no layer behind the first attention shares an update that leaves
-    directions empty.
+    None if there is no prefix, if dropout acts anywhere, or if no layer behind the first attention shares an update
+    that leaves directions empty.
     """
     known = problem.seen.facts
     masked = known.training_mode and any(rate > 0 for rate in known.dropout.values())
@@ -177,13 +180,13 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def prefix_test(problem: SpanProblem, reader: str, scale: ResidualScale) -> Callable[[Tensor], bool]:
-    """Return a test whether each prefix of a sequence (T,) is in the batch."""
+    """Return a test of whether all prefixes of a sequence (T,) are in the batch."""
     module = problem.seen.model.get_submodule(reader)
     return lambda ids: bool((scale(run_until(problem.seen.model, ids[None], module)[0]) < ROUNDING_UNITS).all())
 
 
 def _best_scale(problem: SpanProblem) -> tuple[str, ResidualScale] | None:
-    """Return the module that tells prefixes apart best, with the scale of its update."""
+    """Return the module that separates prefixes best, with the scale of its update."""
     try:
         groups = prefix_readers(problem.seen.model)
     except AnatomyError:
@@ -191,14 +194,14 @@ def _best_scale(problem: SpanProblem) -> tuple[str, ResidualScale] | None:
     scales: list[tuple[int, float, str, ResidualScale]] = []
     for group in groups:
         if _width(problem, group) > problem.anatomy.hidden:
-            continue  # the second feed-forward layer: its eigenvectors cost 64 times as much and tell no more
+            continue  # the second feed-forward layer: its eigenvectors cost 64 times as much and add nothing
         stacked = stacked_update(
             problem.seen.update, replace(problem.anatomy, projections=group, adapters=(), hidden=_width(problem, group))
         )
         if len(stacked) == 0:
             continue
         scale = ResidualScale.of(stacked)
-        # With as many directions as outputs, the layer has too few outputs to show all inputs.
+        # If there are as many directions as outputs, the layer may have too few outputs to show all inputs.
         if not scale.basis.noisy and scale.basis.rank < len(stacked):
             scales.append((scale.basis.rank, scale.certainty, group[0].module, scale))
     if not scales:
@@ -268,7 +271,7 @@ def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanPr
         candidates = pool(position)
         if candidates is None or not live or problem.budget.exhausted():
             break
-        if len(tokens) > MOST_PREFIXES * scale.basis.rank:  # they branch without end: the test does not discriminate
+        if len(tokens) > MOST_PREFIXES * scale.basis.rank:  # more than can be true: the test decides nothing
             break
         hits: list[tuple[float, int, int]] = []
         for rows, columns, given in runner.extend(paths, candidates):
@@ -280,7 +283,7 @@ def grow(runner: PrefixRunner, scale: ResidualScale, pool: Pool, problem: SpanPr
         if pool.everywhere is not None:
             hits = [hit for hit in hits if not _endless(paths[hit[1]], int(candidates[hit[2]]))]
         born = []
-        # There are no more prefixes than directions.
+        # There are no more true prefixes than directions.
         for _, row, column in sorted(sorted(hits)[: scale.basis.rank], key=lambda hit: hit[1:]):
             born.append(len(tokens))
             tokens.append(int(candidates[column]))
@@ -298,9 +301,9 @@ def _endless(path: Tensor, token: int) -> bool:
 
 
 def _without_idle_repeats(forest: Forest) -> Forest:
-    """Drop prefixes of one repeated token without another continuation.
+    """Drop prefixes of one repeated token that no other token continues.
 
-    They look the same as the single token.
+    The layer's inputs are the same for them as for the single token.
     """
     drop: set[int] = set()
     for node in reversed(range(len(forest))):

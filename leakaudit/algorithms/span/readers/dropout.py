@@ -1,7 +1,7 @@
 """Reader for dropout between the last normalisation and the attention, as in BERT.
 
-Every real token has a mask of its own, so the rank of the update is the number of tokens. Masked inputs are found by
-`mask_regression` and sorted into sequences by attention (`grouping`). Masks of later layers are unknown, so nothing is
+Every real token has a mask of its own, so the rank of the update is the number of tokens. `mask_regression` finds the
+masked inputs, and `grouping` sorts them into sequences by attention. Masks of later layers are unknown, so no guess is
 proved.
 """
 
@@ -22,7 +22,7 @@ from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
 CROWDED, MORE = 0.2, 4
-"""Rank over hidden size (CROWDED) from which MORE times as many tokens are tried per position.
+"""If the rank is above CROWDED times the hidden size, MORE times as many tokens are tried per position.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
@@ -33,7 +33,7 @@ def fits(problem: SpanProblem) -> bool:
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return the sequences found behind dropout masks, or None if there is no input."""
+    """Return the sequences found behind dropout masks, or None if no input was found."""
     seen, budget = problem.seen, problem.budget
     time = budget.part(SEARCH_SHARE)
     pairs, search = _search(problem, time)
@@ -82,7 +82,9 @@ def _gaps(groups: Sequence[Group], masked: Masked) -> list[int]:
 
 
 def _search(problem: SpanProblem, budget: Budget) -> tuple[Candidates, MaskSearch]:
-    """Search position blocks until one holds nothing, then search further copies.
+    """Search blocks of positions for masked inputs, then search further copies.
+
+    The search of blocks ends at a block without any input, or if there is an input for each direction of the span.
 
     Returns:
         All candidates, and the search with its masks.
@@ -112,7 +114,7 @@ class _Filler:
     def fill(self, found: Mapping[int, int]) -> tuple[int, ...]:
         """Return the token ids of positions 0 to the last one found.
 
-        A missing token is the tokenizer's own, or else the nearest candidate.
+        A missing token is filled with the one that the tokenizer puts there, or else with the nearest candidate.
         """
         return tuple(
             found.get(p, self._start.get(p, self._nearest.get(p, next(iter(found.values())))))

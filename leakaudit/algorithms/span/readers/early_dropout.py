@@ -1,16 +1,18 @@
 """Reader for dropout before the first normalisation, as in GPT-2.
 
-The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p): e the sum of token and position vector,
-m the unknown mask, g and c the normalisation's gain and shift, s its standard deviation. So the masked vector is
+The input of the attention is x = g (u - mean u) / s + c with u = e m / (1 - p). Here e is the sum of token and position
+vector, m the unknown mask, g and c the normalisation's gain and shift, and s its standard deviation. So the masked
+vector is
 
-    u = s (x / g) - s (c / g) + mean(u) 1,
+    u = s (x / g) - s (c / g) + mean(u) 1.
 
-in the span of the update's rows over g, of c / g and of the vector of ones: two dimensions more than there are tokens.
-The regression of `mask_regression` finds it there. With u known, x is computed, and `grouping` sorts the inputs into
-sequences. (Own derivation.)
+It lies in the span of three things: the update's rows divided by g, the vector c / g, and the vector of ones. This span
+has two dimensions more than there are tokens. `mask_regression` finds u in it. From u follows x, and `grouping` sorts
+the inputs x into sequences. (Own derivation.)
 
-Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly: no prefix test and no
-proof. A language model's last token, which is only a target, is guessed from the last layer's update (`last_tokens`).
+Masks of later layers stay unknown, so nothing behind the first attention can be computed exactly. So there is no prefix
+test and no proof. A language model's last token is only a target; it is guessed from the last layer's update
+(`last_tokens`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ KEEP = 32
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 EMPTY_POSITIONS = 16
-"""Positions beyond the longest possible sequence that show how near a token comes by chance.
+"""Positions beyond the longest possible sequence; they show how near a token is by chance.
 Our choice."""
 
 NEARER = 3.0
@@ -73,7 +75,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) -> tuple[GuessedSequence, ...]:
-    """Append a language model's last tokens, which are in no attention input."""
+    """Append a language model's last tokens; no attention input shows them."""
     last = likely_last_tokens(problem.seen, [sequence.token_ids for sequence in guess], problem.budget)
     if last is None:
         return tuple(guess)
@@ -86,9 +88,9 @@ def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) ->
 def _nearest(problem: SpanProblem, basis: Tensor) -> Candidates:
     """Return the nearest tokens at every position that a sequence may reach.
 
-    A sequence has no more positions than there are tokens in the batch, R. So positions from R on show how near the
-    nearest token comes by chance, and the last position that is clearly nearer ends the longest sequence. The
-    candidates' inputs are the vectors before the normalisation, as `find_masked` needs them.
+    A sequence has no more positions than the batch has tokens, R. So positions from R on show how near the nearest token
+    is by chance. The last position whose nearest token is clearly nearer than that ends the longest sequence. The inputs
+    of the candidates are the vectors before the normalisation, as `find_masked` needs them.
     """
     rank, longest = problem.basis.rank, problem.stage.max_length
     scan = SumScan(problem.stage, basis, problem.tokens, min(problem.keep, KEEP))

@@ -1,6 +1,6 @@
-"""Reader for encoders without dropout: a pair is in the span or it is not.
+"""Reader for encoders without dropout: every true pair lies exactly in the span.
 
-The pairs in the span are found for all positions (`candidates`) and assembled to sequences (`sequence_assembly`).
+`candidates` finds the pairs in the span at all positions, and `sequence_assembly` assembles them to sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def fits(problem: SpanProblem) -> bool:
 def read(problem: SpanProblem) -> Reconstruction | None:
     """Return the sequences that the pairs in the span form; None without any pair.
 
-    They are proved where that is possible.
+    The sequences are proved if that is possible.
     """
     # A span holds no more tokens at one position than it has directions, except by coincidence.
     problem = replace(problem, keep=max(problem.keep, problem.basis.rank + 1))

@@ -1,15 +1,15 @@
 """Reader for a difference of weights after local SGD steps (federated averaging).
 
 Divided by the learning rate, the difference is the sum of the gradients of all local steps. To first order in the
-learning rate its row space is the span of the inputs of all local batches. Mostly not the drift but the number format
-hides them: a client's weights are float32, every step rounds them, and the smaller the learning rate, the larger is
-that error beside the gradient. Its size is known: one step adds an error that is uniform within half a unit in the last
-place of the weight.
+learning rate its row space is the span of the inputs of all local batches. The main difficulty is not the change of the
+weights during the steps but the number format. A client's weights are float32, and every step rounds them. The smaller
+the learning rate, the larger is this error beside the gradient. Its size is known: one step adds an error that is
+uniform within half a unit in the last place of the weight.
 
-So the words are found first (`matching_pursuit`), with everything below that error counted as zero. Then the pairs of
-these words and all positions are tested against the span, in units of the expected error (`residuals`). The pairs that
-pass are assembled to sequences (`sequence_assembly`). One text has one word at each position, which is tried first.
-(Own derivation.)
+So the words are found first (`matching_pursuit`); everything below that error counts as zero. Then it is tried whether
+they form one text, with one word at each position. If not, the pairs of these words and all positions are tested against
+the span, in units of the expected error (`residuals`), and the pairs that pass are assembled to sequences
+(`sequence_assembly`). (Own derivation.)
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from leakaudit.models.structure import Anatomy
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 LONGEST = 64
-"""Positions that a text is assumed to have.
-Our choice: every position takes a dimension from the words."""
+"""Largest number of positions that a text is assumed to have.
+Our choice: every position leaves one dimension less to find words in."""
 
 MORE_POSITIONS = 12
-"""Positions beyond the number of distinct words that one text is tried with.
+"""Most positions of one text beyond the number of its distinct words.
 Our choice: words repeat."""
 
 EXTRA = 2.0
-"""What one more position must explain, as a multiple of the noise that any vector explains.
+"""Energy that one more position must explain, as a multiple of the noise energy that any vector explains.
 Our choice."""
 
 ONLY_NOISE = 1.1
-"""Largest mean square residual of one text, in units of the rounding error.
+"""Largest mean square residual of one text, in units of the rounding error's variance.
 Our choice: over 1e5 entries and more, chance stays within 2 % of 1."""
 
 ARRANGED = 0.9
@@ -62,7 +62,8 @@ def rounding_error(weight: Tensor, facts: PublicFacts) -> float:
     """Return the standard deviation of the error that rounding adds to an entry.
 
     It is in the update's units, and 0 for a gradient. A step adds an error that is uniform within half a unit in the
-    last place u, of variance u^2 / 12. K steps add up, and the difference is divided by the learning rate times K.
+    last place u, so its variance is u^2 / 12. The variances of K steps add up, and the difference is divided by the
+    learning rate times K.
 
     Args:
         weight: weights before the step.
@@ -104,7 +105,10 @@ def fits(problem: SpanProblem) -> bool:
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return what a difference of weights gives, or None if no words were found."""
+    """Return the sequences or words that a difference of weights gives, or None.
+
+    None if no words were found, if no layer that reads the inputs is shared, or under dropout.
+    """
     seen = problem.seen
     rows = whitened_update(seen.update, problem.anatomy, problem.weights, seen.facts)
     if len(rows) == 0 or problem.dropout:
@@ -152,7 +156,7 @@ def _refined(problem: SpanProblem, found: Reconstruction, inside: Candidates) ->
 def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:
     """Return the token ids of one sequence of these words, or None.
 
-    Each word occurs at least once. None if no such sequence explains the rows.
+    Each word occurs at least once. The result is None if no such sequence explains the rows.
     """
     limit = min(LONGEST, problem.stage.max_length, len(words.tokens) + MORE_POSITIONS)
     if len(words.tokens) > limit:

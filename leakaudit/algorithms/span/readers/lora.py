@@ -3,12 +3,12 @@
 The layer computes W x + s B A x, with W frozen. So the updates are dA = s sum_i (B^T dy_i) x_i^T and dB = s sum_i dy_i
 (A x_i)^T. There are three cases:
 
-- dA has at least as many rows, over all adapters, as there are tokens: its row space is the span of the inputs, and
-  pairs are tested as in other models (`sequence_assembly`, `readers.dropout`).
-- dA has fewer rows: they are combinations of inputs all the same, and `matching_pursuit` finds which.
-- B is zero, as before the first step, and with it dA: the row space of dB is the span of the images A x_i, in R
-  dimensions. With fewer tokens than R, images are tested: |Q A x| / |A x| with Q the complement of that span, over all
-  adapters at once. With as many tokens the images fill the R dimensions, and there is no test.
+- dA has more rows, over all adapters, than there are tokens: its row space is the span of the inputs, and pairs are
+  tested as in other models (`sequence_assembly`, `readers.dropout`).
+- dA has fewer rows: they are still combinations of inputs, and `matching_pursuit` finds these inputs.
+- B is zero, as before the first step, so dA is zero, too. The row space of dB is the span of the images A x_i, in R
+  dimensions. If there are fewer tokens than R, images are tested: |Q A x| / |A x| with Q the complement of that span,
+  over all adapters at once. Otherwise the images fill the R dimensions, and there is no test.
 
 The first case is in DAGER (Petrov et al. 2024, Sec. 5); the others are own derivations.
 """
@@ -33,8 +33,8 @@ from leakaudit.models.structure import Anatomy, InputStage
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 SCANNED = (64, 160)
-"""Positions that texts are assumed to have, first and second try.
-Our choice: each position takes a dimension, so fewer are sharper."""
+"""Numbers of positions that texts are assumed to have, in the first and the second try.
+Our choice: each position leaves one dimension less, so fewer positions make a sharper test."""
 
 
 def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapping[str, Tensor]) -> str:
@@ -56,7 +56,7 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
 
 @dataclass(frozen=True)
 class _Image:
-    """What dB says of the images of the inputs under one adapter's A."""
+    """The span of the images of the inputs under one adapter's A, from dB."""
 
     down: Tensor
     """(R, D) float64: A, at Frobenius norm 1."""
@@ -67,12 +67,15 @@ class _Image:
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether only adapters are shared of the layers that read the inputs."""
+    """Say whether adapters, and no whole layers that read the inputs, are shared."""
     return problem.seen.facts.view != "delta" and only_adapters(problem.seen.update, problem.anatomy)
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
-    """Return what adapters' updates give, or None if that is nothing."""
+    """Return the sequences or words that adapters' updates give.
+
+    Return None to leave the problem to the next reader.
+    """
     rows = stacked_update(problem.seen.update, problem.anatomy)
     if len(rows) == 0:
         return _read_images(problem) or Reconstruction(sequences=())
@@ -88,10 +91,10 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
-    """Return one sentence if the pairs in the span are one, else their words.
+    """Return one sentence if the pairs in the span form one, else their words.
 
-    Which of several sequences a token belongs to follows from the updates of query and key; those of adapters hold only
-    a low-rank image of them.
+    Several sequences cannot be separated: this needs the updates of query and key, and adapters' updates hold only a
+    low-rank image of them.
     """
     found = read_pairs(problem, pairs, rank)
     if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:

@@ -1,12 +1,12 @@
 """Reader for noisy updates: no pair lies exactly in the span.
 
-Noise, rounding, pruning and signs have this effect. The steps, each in a module of its own:
+This is the effect of noise, rounding, pruning and updates of signs. Each step has a module of its own:
 
 1. `subspace.soft_span_of`: directions of the update, each weighted by its share of signal.
 2. `word_scores`: a score for every word at every position, and the likely lengths (`sentence_frame`).
 3. `length_selection`: first sentences, at the best lengths.
-4. `hypothesis_search`: each sentence is simulated, and changed (`sentence_moves`) as long as it explains more of the
-   update.
+4. `hypothesis_search`: each sentence is simulated, and changed (`sentence_moves`) as long as changes explain more of
+   the update.
 5. `explained_signal`: the confidence is the share of the signal that the best sentence explains, times the probability
    that it beats the next best one.
 
@@ -44,11 +44,11 @@ MOST_CONFIDENT = 0.99
 Our choice: 1 is kept for proofs."""
 
 MOST_SIMULATED = 400
-"""Sentences that one search may simulate, so that hopeless searches end.
+"""Most sentences that one search simulates, so that a search without success ends.
 Our choice; see docs/decisions/span_constants.md for its cost."""
 
 WIDTHS = (6, 16, 64)
-"""Tokens per position that are tried from each score; the next width follows where nothing improves.
+"""Tokens per position that are tried from each score; if no change improves, the next width is used.
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 
@@ -60,7 +60,7 @@ def fits(problem: SpanProblem) -> bool:  # noqa: ARG001  every reader takes the 
 def read(problem: SpanProblem) -> Reconstruction:
     """Return the best sentence found, with a confidence.
 
-    Where the budget ends, it is the best so far.
+    If the budget ends, it is the best sentence so far.
     """
     sigma = problem.seen.noise_sigma or None
     span = soft_span_of(problem.seen.update, problem.anatomy, sigma)
@@ -104,7 +104,7 @@ def _best_of(
 ) -> SearchResult:
     """Return the best result of short searches from every start.
 
-    Its count of simulated sentences is that of all searches.
+    Its `simulated` counts the sentences of all searches.
     """
     best, simulated = None, 0
     for start in starts:
@@ -149,7 +149,7 @@ class _Ranked:
 def _reach(problem: SpanProblem, scores: WordScores) -> PairReach | None:
     """Return which pairs the search could have tried.
 
-    These are the words of the widest choice, and the frame at every position.
+    These are the best words by the widest of `WIDTHS`, and the frame's tokens at every position.
     """
     width = min(WIDTHS[-1], problem.stage.vocabulary)
     tokens = scores.soft.topk(width, dim=0).indices  # (W, P)
