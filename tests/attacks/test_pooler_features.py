@@ -435,7 +435,7 @@ def test_knobs_that_leave_nothing_to_do_are_refused(knobs: dict[str, Any]) -> No
 
 
 def test_the_paper_preset_reads_and_uses_features_as_the_paper_does() -> None:
-    """Sec. 4.2, 4.3 and App. B of paper 002.
+    """Sec. 4.2, 4.3 and App. B of Beyond Gradient and Priors.
 
     An option that is set overrides it; our own presets do not change.
     """

@@ -1,7 +1,7 @@
 """Features at the input of a wide pooler, by moments of its update.
 
 The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias. Each of
-them enters class c's logit with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
+them enters class c's logit with the same constant. So the update of w_j is (Beyond Gradient and Priors, Appendix B, Eq. 7)
 
     g_j = sum_i r_i f'(w_j . x_i) x_i,        r_i = (1 / B) sum_c (p_i(c) - y_i(c)) c / m
 
@@ -82,7 +82,7 @@ class Features:
 def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
     """Return (K, K, K) the symmetrised third moment of the update.
 
-    The mean of g_j (x) (v_j (x) v_j - I) over j (paper 002, Eq. 8 and the end of Appendix B.1).
+    The mean of g_j (x) (v_j (x) v_j - I) over j (Beyond Gradient and Priors, Eq. 8 and the end of Appendix B.1).
 
     Args:
         gradients: (m, K).
