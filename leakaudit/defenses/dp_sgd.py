@@ -18,20 +18,24 @@ from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, c
 class DpSgd(Defense):
     """Clip the gradient of every example, and add Gaussian noise to the sum.
 
-    The client sends (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient. g_i is the gradient of one example
-    over all shared parameters, C the clipping bound, z the noise multiplier and L the expected batch size. If the update is a mean over processes,
-    the noise is divided by their number, too. The noise level is public: z C / (L processes). This clipping replaces the clipping of the whole
-    update. How private a given z is depends on the sampling rate and the number of steps; an accountant computes that, not this audit.
+    The client sends (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient. g_i is the gradient
+    of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the expected batch size. If the update
+    is a mean over processes, the noise is divided by their number, too. The noise level is public: z C / (L processes). This clipping
+    replaces the clipping of the whole update. How private a given z is depends on the sampling rate and the number of steps; an
+    accountant computes that, not this audit.
     """
 
     noise_multiplier: float = 1.0
-    """z: standard deviation of the noise divided by the clipping bound; with 0, the defence only clips. Our choice of 1: common in the literature."""
+    """z: standard deviation of the noise divided by the clipping bound; with 0, the defence only clips. Our choice of 1: common in the
+    literature."""
     max_grad_norm: float = 1.0
-    """C: norm to which the gradient of an example is clipped. With infinity nothing is clipped, and no noise is possible, because it is relative to C."""
+    """C: norm to which the gradient of an example is clipped. With infinity nothing is clipped, and no noise is possible, because it is
+    relative to C."""
     expected_batch_size: float | None = None
     """L: divisor of the sum on every process. None takes the number of examples of the step, divided by the processes."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """How the client's loss combines the B examples of a micro-batch. With a mean, the gradient of an example is B times its share of the update."""
+    """How the client's loss combines the B examples of a micro-batch. With a mean, the gradient of an example is B times its share of
+    the update."""
     processes: int | None = None
     """Number of processes over which the update is a mean; one of them adds the noise, as in Opacus. None takes the step's number."""
 
@@ -111,7 +115,8 @@ class DpSgd(Defense):
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
         """Return the level of all noise on `sent`.
 
-        The noise of this defence has the level z C / (L processes). An unknown L or number of processes counts as 1, which gives an upper bound.
+        The noise of this defence has the level z C / (L processes). An unknown L or number of processes counts as 1, which gives an
+        upper bound.
         """
         return math.hypot(before, self._sigma)
 

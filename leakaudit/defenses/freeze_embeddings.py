@@ -17,9 +17,9 @@ from leakaudit.plugins import ClientStep, Defense, Observation, defense
 class FreezeEmbeddings(Defense):
     """Send no update of the embedding tables.
 
-    The non-zero rows of such an update show the words and the lengths of the batch. If a table is tied to an output head, the head is frozen, too.
-    If the client clips, the rest of the update keeps the clipping factor that was computed with the tables. So it has the direction of a run with
-    frozen tables, but may be shorter.
+    The non-zero rows of such an update show the words and the lengths of the batch. If a table is tied to an output head, the head is
+    frozen, too. If the client clips, the rest of the update keeps the clipping factor that was computed with the tables. So it has the
+    direction of a run with frozen tables, but may be shorter.
     """
 
     tables: Literal["all", "words", "none"] = "all"

@@ -15,9 +15,10 @@ from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 class GaussianNoise(AdditiveNoise):
     """Add Gaussian noise to every entry of the update.
 
-    The client sends g + N(0, sigma^2), with sigma = scale * RMS(g) over all entries. The papers give sigma itself (LAMP, Table 5: 0.001 to 0.01); here
-    this is the knob `sigma`. An absolute sigma says little, because gradients differ by orders of magnitude between models and head
-    initialisations. So `scale` is relative to the update. This is not differential privacy: nothing bounds what one sequence contributes.
+    The client sends g + N(0, sigma^2), with sigma = scale * RMS(g) over all entries. The papers give sigma itself (LAMP, Table 5: 0.001
+    to 0.01); here this is the knob `sigma`. An absolute sigma says little, because gradients differ by orders of magnitude between
+    models and head initialisations. So `scale` is relative to the update. This is not differential privacy: nothing bounds what one
+    sequence contributes.
     """
 
     label: ClassVar[str] = "Gaussian noise"

@@ -16,8 +16,8 @@ from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 class LaplaceNoise(AdditiveNoise):
     """Add Laplace noise to every entry of the update.
 
-    The client sends g + Laplace(b) with the standard deviation sqrt(2) b = scale * RMS(g) over all entries. With equal `scale`, this noise and that of
-    `gaussian-noise` have equal variance.
+    The client sends g + Laplace(b) with the standard deviation sqrt(2) b = scale * RMS(g) over all entries. With equal `scale`, this
+    noise and that of `gaussian-noise` have equal variance.
     """
 
     label: ClassVar[str] = "Laplace noise"

@@ -25,8 +25,8 @@ class Prune(Defense):
     (Sec. 5.5.2). So `choose=random` is what LAMP's Table 8 and GRAB's Table 7 measure.
 
     The whole update counts as one vector, as in LAMP. A share per parameter would keep more entries of layers with small
-    gradients. With `choose=magnitude` the zero rows of a shared word embedding are pruned first. So with a large vocabulary, a share of one half may
-    change nothing at all.
+    gradients. With `choose=magnitude` the zero rows of a shared word embedding are pruned first. So with a large vocabulary, a share of
+    one half may change nothing at all.
     """
 
     share: float = 0.9
@@ -54,8 +54,8 @@ class Prune(Defense):
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the update with entries set to zero.
 
-        The result declares the knobs, unless the share is too small to prune an entry. With `choose=magnitude`, entries as large as the largest
-        pruned one are pruned, too.
+        The result declares the knobs, unless the share is too small to prune an entry. With `choose=magnitude`, entries as large as the
+        largest pruned one are pruned, too.
         """
         if self.share and self.choose == "random":
             return seen.under(self.declared(), self._masked(seen.update, rng))

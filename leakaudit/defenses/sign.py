@@ -12,8 +12,8 @@ from torch import Tensor
 from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
-"""An entry may have either sign if it is below this many times its error. Our choice: the tolerance bounds the error of all entries together, but
-each wrong sign counts fully. The larger entries are enough to recognise another batch."""
+"""An entry may have either sign if it is below this many times its error. Our choice: the tolerance bounds the error of all entries
+together, but each wrong sign counts fully. The larger entries are enough to recognise another batch."""
 
 
 @defense("sign")
@@ -21,8 +21,8 @@ each wrong sign counts fully. The larger entries are enough to recognise another
 class Sign(Defense):
     """Send +1, 0 or -1 for every entry, as signSGD does.
 
-    The sizes of all entries are lost, and so are those of whole matrices. An entry that is exactly zero stays zero. So the rows of the word embedding
-    stay zero for tokens that are not in the batch.
+    The sizes of all entries are lost, and so are those of whole matrices. An entry that is exactly zero stays zero. So the rows of the
+    word embedding stay zero for tokens that are not in the batch.
     """
 
     entries: Literal["all", "none"] = "all"

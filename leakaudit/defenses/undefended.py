@@ -16,7 +16,8 @@ from leakaudit.plugins import ClientStep, Defense, Observation, check_finite, de
 class Undefended(Defense):
     """Send the update without the defence that the run declares.
 
-    A comparison with the update as it was sent shows the effect of that defence. If the run declares no defence, this is the sent update itself.
+    A comparison with the update as it was sent shows the effect of that defence. If the run declares no defence, this is the sent update
+    itself.
     """
 
     label: ClassVar[str] = "undefended"

@@ -13,8 +13,8 @@ from leakaudit.plugins import LabelCounts, Level, metric
 class LabelClasses:
     """1 - the mean over classes of |true - guessed| / max(true, guessed).
 
-    Every class has the same weight. Classes that occur neither in the batch nor in the guess are left out. Otherwise a guess would score better the
-    more classes there are.
+    Every class has the same weight. Classes that occur neither in the batch nor in the guess are left out. Otherwise a guess would score
+    better the more classes there are.
     """
 
     label: ClassVar[str] = "label accuracy by class"

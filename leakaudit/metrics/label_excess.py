@@ -14,8 +14,9 @@ from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 class LabelExcess:
     """(R - E) / (1 - E), with R the label accuracy and E that of random guesses.
 
-    E is the mean accuracy on this batch if each label is drawn with equal probability from all classes. E can be high: in large batches with equally
-    frequent classes, random guesses get most labels right (LLG, Sec. 6.1, Baselines). A guess that is no better than E scores 0, a perfect guess 1.
+    E is the mean accuracy on this batch if each label is drawn with equal probability from all classes. E can be high: in large batches
+    with equally frequent classes, random guesses get most labels right (LLG, Sec. 6.1, Baselines). A guess that is no better than E
+    scores 0, a perfect guess 1.
     """
 
     label: ClassVar[str] = "labels above chance"

@@ -18,9 +18,9 @@ from leakaudit.plugins import Level, Pair, metric
 class MaskedTokenRecall:
     """Masked tokens that the guess has beyond the visible ones.
 
-    A masked language model has to predict the masked tokens, so they are in its loss and not in its input. A token counts no more often than it is
-    masked and guessed. Visible tokens of the true sequence are first removed from the guess, because they say nothing about masked tokens. Attacks that guess a bag of tokens are scored by
-    `masked_bag_recall` instead.
+    A masked language model has to predict the masked tokens, so they are in its loss and not in its input. A token counts no more often
+    than it is masked and guessed. Visible tokens of the true sequence are first removed from the guess, because they say nothing about
+    masked tokens. Attacks that guess a bag of tokens are scored by `masked_bag_recall` instead.
     """
 
     label: ClassVar[str] = "recall of masked words"

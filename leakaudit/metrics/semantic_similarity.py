@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class SemanticSimilarity:
     """Cosine of the sentence embeddings of guess and true text.
 
-    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the tokens of a text, as in
-    Sentence-BERT. A synonym counts as right. Unrelated sentences of one kind score well above 0.
+    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the
+    tokens of a text, as in Sentence-BERT. A synonym counts as right. Unrelated sentences of one kind score well above 0.
 
     Attempts have this score only if `AuditConfig.sentence_model` names a model. This is never the model under attack.
     """

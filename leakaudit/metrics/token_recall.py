@@ -14,8 +14,8 @@ from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 class TokenRecall:
     """Tokens of the true sequence that the guess has, in any order.
 
-    A token counts no more often than it occurs in both sequences. Attacks that guess a bag of tokens are scored by `bag_recall` instead, because a bag does
-    not say how often a token occurs.
+    A token counts no more often than it occurs in both sequences. Attacks that guess a bag of tokens are scored by `bag_recall` instead,
+    because a bag does not say how often a token occurs.
     """
 
     label: ClassVar[str] = "token recall"

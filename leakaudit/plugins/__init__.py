@@ -4,8 +4,8 @@ Authors of plugins import every name that they need from here.
 
     from leakaudit.plugins import APPLIES, Budget, Observation, Reconstruction, attack
 
-A name is imported when it is first used, so that neither the registry nor a metric loads torch. This room may import only `client`, `models`,
-`config`, `results` and `files`.
+A name is imported when it is first used, so that neither the registry nor a metric loads torch. This room may import only `client`,
+`models`, `config`, `results` and `files`.
 """
 
 from __future__ import annotations

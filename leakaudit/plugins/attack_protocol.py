@@ -21,8 +21,8 @@ Needs = Literal["everything", "named parts"]
 """What an attack reads of a step: the whole update, or only the parts of the first blocks that it names."""
 
 FALSE_EVENTS = 0.01
-"""Largest allowed probability of an event where the update is declared noise and nothing else. Our choice: one step in a hundred. Each attack
-states its own probability as `false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
+"""Largest allowed probability of an event where the update is declared noise and nothing else. Our choice: one step in a hundred. Each
+attack states its own probability as `false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Reach(Protocol):
     """What an attack with a perfect search could have recovered.
 
     It separates "protected" from "the search gave up". The attack builds it from the observation. After the attack has returned, the audit
-    asks it about the true sequences and stores the answers beside the scores. A question contains the truth, so it must not change the Reach
-    or the attack.
+    asks it about the true sequences and stores the answers beside the scores. A question contains the truth, so it must not change the
+    Reach or the attack.
     """
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
@@ -96,14 +96,15 @@ class Reconstruction:
     """
 
     sequences: tuple[GuessedSequence, ...] | None = None
-    """As many sequences as the attack believes the batch to have, the best first. Scoring matches each to at most one true sequence, in any order."""
+    """As many sequences as the attack believes the batch to have, the best first. Scoring matches each to at most one true sequence, in
+    any order."""
     tokens: tuple[int, ...] | None = None
     """Token ids that the attack believes to be in the batch, without an order. For attacks that find words but no sentences."""
     label_counts: tuple[int, ...] | None = None
     """(C,) number of sequences of each class."""
     counts_told: bool = True
-    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate only. An
-    exact hit is then no event, because with few classes it is likely by chance."""
+    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate
+    only. An exact hit is then no event, because with few classes it is likely by chance."""
     stop: Literal["done", "converged", "budget"] = "done"
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the attack's own work, such as rank, loss or number of candidates. They never depend on the truth."""
@@ -132,8 +133,8 @@ class Attack(Protocol):
     false_event_rate: ClassVar[float]
     """Probability of an event where the update is declared noise and nothing else; at most `FALSE_EVENTS`."""
     needs: ClassVar[Needs]
-    """`everything` unless the class states it. With `named parts` the attack also works on an observation that is not `whole`: one that holds
-    only the first blocks, so that no step can be simulated."""
+    """`everything` unless the class states it. With `named parts` the attack also works on an observation that is not `whole`: one that
+    holds only the first blocks, so that no step can be simulated."""
     blind: ClassVar[bool]
     """Whether it ignores the update, so that its hits do not show that an audit works; False unless the class states it."""
 

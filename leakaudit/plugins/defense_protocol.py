@@ -1,7 +1,7 @@
 """The protocol of a defence: it changes the update before it is sent.
 
-A defence is a frozen dataclass; its fields are its knobs. It can also say what it does to an update. Verification, attacks and the audited run
-ask it through `DeclaredDefense.known`; no code looks at its name.
+A defence is a frozen dataclass; its fields are its knobs. It can also say what it does to an update. Verification, attacks and the
+audited run ask it through `DeclaredDefense.known`; no code looks at its name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from leakaudit.client.step import ClientStep
 class Defense(Protocol):
     """Registered with `@defense("name")`; its fields are its knobs.
 
-    A defence inherits from this class and overrides what differs. The defaults describe a defence that adds no noise, sets no entry to zero and
-    keeps the length of the update.
+    A defence inherits from this class and overrides what differs. The defaults describe a defence that adds no noise, sets no entry to
+    zero and keeps the length of the update.
     """
 
     name: ClassVar[str] = ""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 CANCELLED = 0.01
-"""Share of the tolerance that is relative to the whole update. Our choice: if a gradient is zero up to rounding (the bias of a key), its error
-is far larger than the tensor itself. Measured: 1e-8 of the size of the whole update in float32, and 1e-4 in bf16."""
+"""Share of the tolerance that is relative to the whole update. Our choice: if a gradient is zero up to rounding (the bias of a key), its
+error is far larger than the tensor itself. Measured: 1e-8 of the size of the whole update in float32, and 1e-4 in bf16."""
 
 
 def uncertainties(recomputed: Mapping[str, Tensor], tolerance: float) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """The names of attacks, defences and metrics that a policy may use.
 
-The gate runs where torch is not installed, so it cannot import the plugins and ask for their names. It reads the names of our own plugins from
-their source, where a decorator registers them. It reads the names of other packages' plugins from the results.
+The gate runs where torch is not installed, so it cannot import the plugins and ask for their names. It reads the names of our own
+plugins from their source, where a decorator registers them. It reads the names of other packages' plugins from the results.
 """
 
 from __future__ import annotations

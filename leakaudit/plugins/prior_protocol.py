@@ -1,7 +1,7 @@
 """The protocol of a prior: it says how likely a text is.
 
-A prior is a frozen dataclass; its fields are its knobs. It gets the victim's vocabulary and at most the public model. It never gets an update or
-the truth.
+A prior is a frozen dataclass; its fields are its knobs. It gets the victim's vocabulary and at most the public model. It never gets an
+update or the truth.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Scorer(Protocol):
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return the mean negative log-likelihood per token of each sequence.
 
-        The unit is nats; the exponential is the perplexity. The prior removes special tokens (`AROUND`) at any position, and adds the tokens that
-        begin and end a text itself. The value of a sequence without a word is that of a word drawn at random.
+        The unit is nats; the exponential is the perplexity. The prior removes special tokens (`AROUND`) at any position, and adds the
+        tokens that begin and end a text itself. The value of a sequence without a word is that of a word drawn at random.
 
         Args:
             sequences: N sequences of the victim's token ids, of any lengths.

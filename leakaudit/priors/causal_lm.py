@@ -22,12 +22,12 @@ from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, 
 class CausalLM:
     """The likelihood that a causal language model gives to a text.
 
-    A text begins and ends with the tokens that the model's tokenizer puts around it. If it puts no token there, the text begins with the begin-of-text
-    token, and its end is not scored.
+    A text begins and ends with the tokens that the model's tokenizer puts around it. If it puts no token there, the text begins with the
+    begin-of-text token, and its end is not scored.
 
-    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. The negative log-likelihood of the whole text is
-    divided by the number of the *victim's* tokens. So candidates with equally many tokens of the victim are compared by the likelihood of the text,
-    whatever its number of tokens for the model.
+    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. The negative log-likelihood of the
+    whole text is divided by the number of the *victim's* tokens. So candidates with equally many tokens of the victim are compared by
+    the likelihood of the text, whatever its number of tokens for the model.
     """
 
     path: Path | None = None

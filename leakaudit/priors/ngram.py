@@ -23,7 +23,8 @@ SCHEMA = "leakaudit.ngram/1"
 
 DEFAULT = Path(__file__).parent / "default.safetensors"
 """Trigrams of `default.txt`, sentences written for this project, in the tokens of bert-base-uncased. Written by
-`leakaudit prior train --kind ngram --text leakaudit/priors/default.txt --tokenizer DIR --order 3 --out leakaudit/priors/default.safetensors`."""
+`leakaudit prior train --kind ngram --text leakaudit/priors/default.txt --tokenizer DIR --order 3 --out
+leakaudit/priors/default.safetensors`."""
 
 
 @prior("ngram")
@@ -31,9 +32,9 @@ DEFAULT = Path(__file__).parent / "default.safetensors"
 class NGram:
     """An n-gram model over the victim's tokens, built from any text in seconds.
 
-    The smoothing is interpolated modified Kneser-Ney. The end of a sentence is scored like a token. The built-in model comes from a few hundred plain
-    sentences in the tokens of bert-base-uncased, which MiniLM and many other models share. It clearly prefers a sentence to the same words in random
-    order, but hardly to the same sentence with two words exchanged.
+    The smoothing is interpolated modified Kneser-Ney. The end of a sentence is scored like a token. The built-in model comes from a few
+    hundred plain sentences in the tokens of bert-base-uncased, which MiniLM and many other models share. It clearly prefers a sentence
+    to the same words in random order, but hardly to the same sentence with two words exchanged.
     """
 
     path: Path | None = None

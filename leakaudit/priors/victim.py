@@ -12,8 +12,8 @@ from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.plugins import PriorError, Vocabulary, prior
 
 LOOKED_BACK = 1e-4
-"""Two texts differ in their last token. This is the largest relative difference of their logits before it. Our choice: rounding leaves 1e-6, and a
-model that sees later tokens much more."""
+"""Two texts differ in their last token. This is the largest relative difference of their logits before it. Our choice: rounding leaves
+1e-6, and a model that sees later tokens much more."""
 
 
 @prior("victim")
@@ -21,8 +21,8 @@ model that sees later tokens much more."""
 class Victim:
     """The public model itself, if it predicts next tokens.
 
-    In a federated run every participant has this model; its weights are those before the step. The prior tests whether the logits at a position
-    depend on later tokens. If they do, it refuses the model.
+    In a federated run every participant has this model; its weights are those before the step. The prior tests whether the logits at a
+    position depend on later tokens. If they do, it refuses the model.
     """
 
     source: ClassVar[str] = "FILM (Gupta et al. 2022), Sec. 4.3: the shared language model as its own prior"

@@ -8,16 +8,16 @@ from torch import Tensor
 from leakaudit.client.observation import Observation
 
 AT_THE_BOUND = 0.99
-"""An update counts as clipped if its norm is at least this share of the clipping bound. Our choice: the norm of a clipped update is the bound, up
-to rounding (PyTorch divides by norm + 1e-6). An unclipped update is within a hundredth of the bound by chance only."""
+"""An update counts as clipped if its norm is at least this share of the clipping bound. Our choice: the norm of a clipped update is the
+bound, up to rounding (PyTorch divides by norm + 1e-6). An unclipped update is within a hundredth of the bound by chance only."""
 
 
 def scale_is_known(seen: Observation) -> bool:
     """Return whether the update has the length of the gradient.
 
-    Clipping multiplies the whole update by one unknown factor. The norm shows whether the update was clipped, unless a declared defence may have
-    changed the norm afterwards. So if the client clips and declares a defence, the factor counts as unknown. It also counts as unknown after a
-    defence that does not keep the length (signs, clipping of each example), even if the client does not clip.
+    Clipping multiplies the whole update by one unknown factor. The norm shows whether the update was clipped, unless a declared defence
+    may have changed the norm afterwards. So if the client clips and declares a defence, the factor counts as unknown. It also counts as
+    unknown after a defence that does not keep the length (signs, clipping of each example), even if the client does not clip.
     """
     if seen.resized:
         return False

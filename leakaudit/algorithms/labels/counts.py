@@ -1,7 +1,7 @@
 """Class counts from estimated shares n_c / B, for every label attack.
 
-Letters: C classes, B sequences, n_c sequences of class c. B is granted as an attack's `data_count`, or known from granted lengths or the protocol's
-batch size. Otherwise it is guessed from the shares.
+Letters: C classes, B sequences, n_c sequences of class c. B is granted as an attack's `data_count`, or known from granted lengths or the
+protocol's batch size. Otherwise it is guessed from the shares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LARGEST_GUESS = 64
 than the error of the predicted probabilities, so a guess would mean nothing."""
 
 ROUNDING = 1e-6
-"""Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers of at most 1 / B, so the error of float32 is about 1e-7."""
+"""Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers of at most 1 / B, so the error of float32
+is about 1e-7."""
 
 NEAR_INTEGER = 0.1
 """Largest distance of B times a class's share from a whole number. Our choice."""
@@ -116,8 +117,8 @@ def smallest_batch(shares: Tensor) -> int:
 def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -> tuple[int, ...]:
     """Return the whole numbers nearest to B * shares that add up to B.
 
-    No count is below its known minimum. The numbers are rounded down, and the classes with the largest remainders get the rest. This minimises the
-    distance in any norm.
+    No count is below its known minimum. The numbers are rounded down, and the classes with the largest remainders get the rest. This
+    minimises the distance in any norm.
 
     Args:
         shares: (C,) estimated n_c / B; they need not add up to 1.
@@ -144,9 +145,9 @@ def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -
 def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequences: int | None) -> Tensor:
     """Return (C,) lower bounds on the number of sequences of each class.
 
-    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c. This is LLG's Property 1 as a number. The bounds are zero
-    if d is not known up to rounding: the bias is not shared, a defence is declared, the update may be clipped, or it is not float32. They are also
-    zero with class weights, because the mean is then not over B.
+    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c. This is LLG's Property 1 as a number. The
+    bounds are zero if d is not known up to rounding: the bias is not shared, a defence is declared, the update may be clipped, or it is
+    not float32. They are also zero with class weights, because the mean is then not over B.
 
     Args:
         seen: the observation.
@@ -171,7 +172,8 @@ def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequen
 def on_the_simplex(values: Tensor) -> Tensor:
     """Return the nearest point whose entries are not negative and add up to 1.
 
-    One number is subtracted from all entries, and negative results become 0. Source: Held, Wolfe and Crowder 1974, as in Duchi et al. 2008, Fig. 1.
+    One number is subtracted from all entries, and negative results become 0. Source: Held, Wolfe and Crowder 1974, as in Duchi et al.
+    2008, Fig. 1.
 
     Args:
         values: (C,).
@@ -197,8 +199,9 @@ def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
 def solve_shares(predicted: Tensor, gradient: Tensor, loss: HeadLoss) -> Tensor:
     """Return (C,) shares n / B as the solution of a linear system.
 
-    The system is (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them. Each row of P - 1 adds up to 0, so without smoothing
-    the system leaves one direction of x open. The sum of the shares, 1, is a further equation that determines it. The pseudo-inverse solves it, as in iLRG (Ma et al. 2023).
+    The system is (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them. Each row of P - 1 adds up to 0, so without
+    smoothing the system leaves one direction of x open. The sum of the shares, 1, is a further equation that determines it. The
+    pseudo-inverse solves it, as in iLRG (Ma et al. 2023).
 
     Args:
         predicted: (C, C) mean probabilities P_ji of class i for sequences of class j.

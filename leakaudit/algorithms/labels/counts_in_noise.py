@@ -1,8 +1,8 @@
 """Test whether class counts can be told from noise.
 
-Every attack that counts labels uses this test. There are few possible count vectors, so counts of pure noise are often right by chance: with two
-classes and one label, in half of the steps. The test is passed if the output layer's update has more energy than noise, and if further noise does
-not change the counts.
+Every attack that counts labels uses this test. There are few possible count vectors, so counts of pure noise are often right by chance:
+with two classes and one label, in half of the steps. The test is passed if the output layer's update has more energy than noise, and if
+further noise does not change the counts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 FURTHER_NOISE = 2.0
-"""Standard deviation of the further noise, in units of the present noise. Our choice: if two classes differ by noise alone, they differ by three
-standard deviations in one of 100 updates (Laplace noise). In nearly nine of ten such cases, further draws of this size exchange the two classes."""
+"""Standard deviation of the further noise, in units of the present noise. Our choice: if two classes differ by noise alone, they differ
+by three standard deviations in one of 100 updates (Laplace noise). In nearly nine of ten such cases, further draws of this size exchange
+the two classes."""
 
 DRAWS = 30
-"""Number of updates with further noise in which the counts must stay the same. Our choice. In 20,000 draws of noise alone, the smallest of two
-entries stayed the smallest in all these updates in 0.5 % (Laplace) and 0.2 % (Gaussian) of the draws; the smallest of three or more entries in
-at most 0.1 %."""
+"""Number of updates with further noise in which the counts must stay the same. Our choice. In 20,000 draws of noise alone, the smallest
+of two entries stayed the smallest in all these updates in 0.5 % (Laplace) and 0.2 % (Gaussian) of the draws; the smallest of three or
+more entries in at most 0.1 %."""
 
 
 def count_in_noise(
@@ -33,8 +34,8 @@ def count_in_noise(
 ) -> Reconstruction:
     """Count labels, and test whether the counts differ from noise.
 
-    `counts_told` of the result holds the answer; without noise it is not changed. The draws are a parametric bootstrap: FURTHER_NOISE times the present noise is added to the output layer's update, and the
-    labels are counted again.
+    `counts_told` of the result holds the answer; without noise it is not changed. The draws are a parametric bootstrap: FURTHER_NOISE
+    times the present noise is added to the output layer's update, and the labels are counted again.
 
     Args:
         seen: the observation.

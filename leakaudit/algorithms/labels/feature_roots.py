@@ -31,8 +31,8 @@ from leakaudit.errors import AnatomyError
 from leakaudit.plugins.budget import Budget
 
 CLEAR_GAP = 20.0
-"""Smallest ratio between the last singular value that counts and the next one. Measured on MiniLM: 100 or more for up to 128 sequences, and far
-less if there is no gap."""
+"""Smallest ratio between the last singular value that counts and the next one. Measured on MiniLM: 100 or more for up to 128 sequences,
+and far less if there is no gap."""
 
 NOTHING = 1e-9
 """Singular values below this share of the largest count as rounding. Our choice: float32 updates leave about 1e-8."""
@@ -48,12 +48,12 @@ TURNS = 40
 """Most Gauss-Newton steps from one start. Measured: 8 on average for 32 sequences, 25 for 128."""
 
 REACH = 4.0
-"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the same roots
-again and again; 2 and 4 avoid this."""
+"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the
+same roots again and again; 2 and 4 avoid this."""
 
 OTHER_REACHES = (1.0, 0.5, 2.0, 0.25)
-"""Factors of REACH. The next factor is tried after every four starts without a new root, because the last root may lie near the others or far
-away. Our choice."""
+"""Factors of REACH. The next factor is tried after every four starts without a new root, because the last root may lie near the others
+or far away. Our choice."""
 
 POLE = 2.0
 """Distance from the hyperplane of known roots at which the deflated residual has doubled. Measured with `REACH`."""

@@ -1,8 +1,8 @@
 """The loss of a classifier's head, and the gradient that it gives labels.
 
 Letters: B examples, C classes. With mean cross-entropy the gradient of the logits is d = mean p - n / B (LLG, Eq. 9). Two
-variants change it in a way that is public and can be reversed. Label smoothing e replaces n / B by (1 - e) n / B + e / C. Class weights w give
-every example the weight of its class, so that shares become w_c n_c / sum_j w_j n_j.
+variants change it in a way that is public and can be reversed. Label smoothing e replaces n / B by (1 - e) n / B + e / C. Class weights
+w give every example the weight of its class, so that shares become w_c n_c / sum_j w_j n_j.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 Read = Literal["auto", "bias", "rows"]
-"""The numbers that are used as LLG's g: the bias's update, or the row sums of the weight's update. `auto` takes the bias if its update is shared."""
+"""The numbers that are used as LLG's g: the bias's update, or the row sums of the weight's update. `auto` takes the bias if its update
+is shared."""
 
 
 def can_read(seen: Observation, read: Read = "auto") -> Applicability:

@@ -42,8 +42,8 @@ NEUTRAL_TOKENS = 12
 """Random tokens in each of these sequences, without special tokens. Our choice: a short sentence."""
 
 ROUNDED = 0.02
-"""Largest column sums of an output layer's update that count as rounding, as a share of the update. Our choice: bf16 gives 0.004, and noise as
-large as the update gives 1."""
+"""Largest column sums of an output layer's update that count as rounding, as a share of the update. Our choice: bf16 gives 0.004, and
+noise as large as the update gives 1."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ Ids = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 BASE = 1 << 22
-"""Larger than every vocabulary. The key of an n-gram is (number of its first n - 1 tokens among the shorter n-grams) * BASE + (last token)."""
+"""Larger than every vocabulary. The key of an n-gram is (number of its first n - 1 tokens among the shorter n-grams) * BASE + (last
+token)."""
 START, END = BASE - 1, BASE - 2
 """Tokens of our own before and after every sentence. The model predicts an end, but never a start."""
 
@@ -54,8 +55,9 @@ class NgramOrder:
     def discounts(self) -> Numbers:
         """Return (4,) the discounts of counts 0, 1, 2, and 3 or more.
 
-        D(i) = i - (i + 1) Y n_(i+1) / n_i with Y = n_1 / (n_1 + 2 n_2). In a small text, or one of a single pattern, the counts of counts may
-        give no value between 0 and i. The discount is then i / 2, our choice, so that seen and unseen n-grams both keep some probability.
+        D(i) = i - (i + 1) Y n_(i+1) / n_i with Y = n_1 / (n_1 + 2 n_2). In a small text, or one of a single pattern, the counts of
+        counts may give no value between 0 and i. The discount is then i / 2, our choice, so that seen and unseen n-grams both keep some
+        probability.
         """
         n1, n2, n3, n4 = (int((self.counts == i).sum()) for i in (1, 2, 3, 4))
         y = n1 / (n1 + 2 * n2) if n1 else 0.0

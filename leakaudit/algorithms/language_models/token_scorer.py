@@ -110,8 +110,8 @@ class TokenScorer:
     def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return (rows, T) ids, padded on the right.
 
-        A causal model does not look at tokens to the right, so the padding changes nothing. A victim's table may have rows beyond its tokenizer's
-        tokens. If the model has no such row, its last token replaces the id.
+        A causal model does not look at tokens to the right, so the padding changes nothing. A victim's table may have rows beyond its
+        tokenizer's tokens. If the model has no such row, its last token replaces the id.
         """
         ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
         for row, text in enumerate(texts):

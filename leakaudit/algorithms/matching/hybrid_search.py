@@ -230,8 +230,8 @@ def _sequenced(
 def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
     """Search from each kept batch separately, and offer the results.
 
-    The search from batch X_j tries only the words T_j of this batch (Algorithm 3, lines 2 to 8). After a sweep that changes no X_j the search
-    ends, because further sweeps would be the same.
+    The search from batch X_j tries only the words T_j of this batch (Algorithm 3, lines 2 to 8). After a sweep that changes no X_j the
+    search ends, because further sweeps would be the same.
     """
     starts = [batch for batch, _ in beams.ranked]
     words = [beams.words(start) for start in starts]

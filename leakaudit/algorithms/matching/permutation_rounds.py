@@ -134,7 +134,8 @@ class PermutationRounds:
     def result(self, run: Run, budget: Budget) -> Candidate:
         """Run the remaining rounds, and return the result of the search.
 
-        With `at-end` all rounds remain. Otherwise one round remains if steps followed the last round, or if no round has stored a candidate.
+        With `at-end` all rounds remain. Otherwise one round remains if steps followed the last round, or if no round has stored a
+        candidate.
         """
         at_end = self.rounds.when == "at-end"
         if at_end:

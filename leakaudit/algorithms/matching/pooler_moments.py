@@ -104,8 +104,8 @@ def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Te
     """Write a symmetric tensor as a sum of third powers of vectors.
 
     The tensor is projected on the `components` main directions of its unfolding. Two random contractions T(., ., a)
-    and T(., ., b) of the result are Z diag Z^T with the same Z. The columns of Z are the eigenvectors of the first contraction times the inverse of
-    the second (Harshman 1970; known as Jennrich's algorithm). Least squares on the tensor itself then reduces
+    and T(., ., b) of the result are Z diag Z^T with the same Z. The columns of Z are the eigenvectors of the first contraction times the
+    inverse of the second (Harshman 1970; known as Jennrich's algorithm). Least squares on the tensor itself then reduces
     the error that noise causes.
 
     Args:

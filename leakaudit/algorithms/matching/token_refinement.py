@@ -32,7 +32,8 @@ ORDERS = 8
 many gave nothing more on training sentences; see docs/decisions/matching.md."""
 
 DOUBLES = 24
-"""Most moves of repeated words for each sequence in a sweep, drawn from all such moves. Chosen on training sentences; see docs/decisions/matching.md."""
+"""Most moves of repeated words for each sequence in a sweep, drawn from all such moves. Chosen on training sentences; see
+docs/decisions/matching.md."""
 
 LIKELY = 0.6
 """A word is tried if its cosine is at least this share of the nearest word's cosine. Our choice."""

@@ -5,8 +5,8 @@
     def test_my_attack_keeps_the_promises_of_every_attack() -> None:
         check_attack(MyAttack)
 
-Each check builds small models itself. It raises AssertionError with a sentence that says what was asked and what was found. It needs neither
-pytest nor the network.
+Each check builds small models itself. It raises AssertionError with a sentence that says what was asked and what was found. It needs
+neither pytest nor the network.
 """
 
 from leakaudit.plugins.testing.attacks import check_attack as check_attack
