@@ -78,9 +78,9 @@ class Matcher:
             fill: if the protocol declares pruning and `aware` is true, fill in the pruned entries (`low_rank_completion`) instead
                 of masking them.
             relative: take steps in units of the root mean square of the word embedding's entries.
-            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as in LAMP (Algorithm 1); 0 makes rows as
-            long as the word embedding's on average. denoise: if the protocol declares noise and `aware` is true, remove it
-            (`singular_value_shrinkage`) and weigh parameters
+            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as in LAMP (Algorithm 1); 0 makes rows
+                as long as the word embedding's on average.
+            denoise: if the protocol declares noise and `aware` is true, remove it (`singular_value_shrinkage`) and weigh parameters
                 by the remaining signal.
             noise_rescales: match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping.
 
