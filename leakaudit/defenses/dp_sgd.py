@@ -18,22 +18,26 @@ from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, c
 class DpSgd(Defense):
     """Clip the gradient of every example, and add Gaussian noise to the sum.
 
-    Sent is (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient. g_i is the gradient of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the
-    expected batch size. The noise level is public: z C / L. This clipping replaces the
-    clipping of the whole update. How private a given z is depends on the sampling rate and the number of steps; an accountant computes that, not
-    this audit.
+    The client sends (sum over examples of g_i / max(1, |g_i| / C) + N(0, (z C)^2)) / L instead of the mean gradient. g_i is the gradient
+    of one example over all shared parameters, C the clipping bound, z the noise multiplier and L the expected batch size. If the update
+    is a mean over processes, the noise is divided by their number, too. The noise level is public: z C / (L processes). This clipping
+    replaces the clipping of the whole update. How private a given z is depends on the sampling rate and the number of steps; an
+    accountant computes that, not this audit.
     """
 
     noise_multiplier: float = 1.0
-    """z: standard deviation of the noise divided by the clipping bound; 0 for clipping alone. Our choice of 1: common in the literature."""
+    """z: standard deviation of the noise divided by the clipping bound; with 0, the defence only clips. Our choice of 1: common in the
+    literature."""
     max_grad_norm: float = 1.0
-    """C: norm to which the gradient of an example is clipped. Infinite for no clipping; noise is then impossible, because it is relative to C."""
+    """C: norm to which the gradient of an example is clipped. With infinity nothing is clipped, and no noise is possible, because it is
+    relative to C."""
     expected_batch_size: float | None = None
-    """L: divisor of the sum on every process. None takes the number of examples of the step."""
+    """L: divisor of the sum on every process. None takes the number of examples of the step, divided by the processes."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """How the client's loss combines the B examples of a micro-batch. With a mean, the gradient of an example is B times its share."""
+    """How the client's loss combines the B examples of a micro-batch. With a mean, the gradient of an example is B times its share of
+    the update."""
     processes: int | None = None
-    """Processes over which the update is a mean; one of them adds the noise, as in Opacus. None takes the number of the step."""
+    """Number of processes over which the update is a mean; one of them adds the noise, as in Opacus. None takes the step's number."""
 
     label: ClassVar[str] = "DP-SGD"
     meaning: ClassVar[str] = "Clips the gradient of every example and adds Gaussian noise to their sum."
@@ -61,17 +65,17 @@ class DpSgd(Defense):
 
     @property
     def clipping_bound(self) -> float | None:
-        """Norm to which the gradient of an example is clipped."""
+        """The norm to which the gradient of an example is clipped."""
         return None if self.max_grad_norm == math.inf else self.max_grad_norm
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the private update, recomputed from the batch.
 
-        `rng` draws the noise in the order of the names. Declares all knobs, with the real `expected_batch_size`.
+        `rng` draws the noise in the order of the names. The result declares all knobs, with the real `expected_batch_size` and `processes`.
 
         Raises:
-            SnapshotError: the gradients of single examples are not known, the update is one of several local steps, or the run
-                ships a defence of its own, which would not have been applied to a recomputed update.
+            SnapshotError: the gradients of single examples are not known, the update covers several local steps, or the run ships
+                a defence of its own, which the recomputed update would lack.
         """
         if self.is_identity():
             return seen
@@ -93,7 +97,7 @@ class DpSgd(Defense):
         return replace(seen, facts=facts).under(known.declared(), noisy)
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
-        """Return the defence with the L and the number of processes of the step."""
+        """Return the defence with L and the number of processes filled in."""
         if self.is_identity():
             return self
         processes = self.processes or step.recipe.processes
@@ -105,13 +109,14 @@ class DpSgd(Defense):
         return self.settled(step, clean)._sigma
 
     def without_noise(self) -> Self:
-        """Return the clipping alone."""
+        """Return the defence that only clips."""
         return replace(self, noise_multiplier=0.0)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the noise level z C / (L processes) on `sent`.
+        """Return the level of all noise on `sent`.
 
-        An unknown L counts as 1, which gives an upper bound.
+        The noise of this defence has the level z C / (L processes). An unknown L or number of processes counts as 1, which gives an
+        upper bound.
         """
         return math.hypot(before, self._sigma)
 

@@ -17,9 +17,9 @@ from leakaudit.plugins import ClientStep, Defense, Observation, defense
 class FreezeEmbeddings(Defense):
     """Send no update of the embedding tables.
 
-    Their non-zero rows name the words and the lengths of the batch. If a table is tied to an output head, the head is frozen, too. If the client
-    clips, the remaining update keeps the clipping factor that was computed with the tables: its direction is that of a run with frozen tables, and
-    it may be shorter.
+    The non-zero rows of such an update show the words and the lengths of the batch. If a table is tied to an output head, the head is
+    frozen, too. If the client clips, the rest of the update keeps the clipping factor that was computed with the tables. So it has the
+    direction of a run with frozen tables, but may be shorter.
     """
 
     tables: Literal["all", "words", "none"] = "all"
@@ -35,7 +35,7 @@ class FreezeEmbeddings(Defense):
     cost: ClassVar[str] = "Little for a pretrained model, much for one trained from scratch (FILM, Table 5)."
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update without the chosen tables. Declares `tables`."""
+        """Return the update without the chosen tables. The result declares `tables`."""
         withheld = self.withheld(seen.model)
         if not withheld & set(seen.update):
             return seen
@@ -56,7 +56,10 @@ class FreezeEmbeddings(Defense):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return zero for the chosen tables, as a client that does not train them."""
+        """Return the recomputed update with zeros for the chosen tables.
+
+        A client that does not train a table records zeros for it.
+        """
         withheld = self.withheld(step.model)
         return {name: torch.zeros_like(g) if name in withheld else g for name, g in recomputed.items()}
 

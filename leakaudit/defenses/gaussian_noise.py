@@ -15,9 +15,10 @@ from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 class GaussianNoise(AdditiveNoise):
     """Add Gaussian noise to every entry of the update.
 
-    Sent is g + N(0, sigma^2), with sigma = scale * RMS(g) over all entries. The papers give sigma itself (LAMP, Table 5: 0.001 to 0.01), which is the
-    knob `sigma` here. An absolute sigma says little, because gradients differ by orders of magnitude between models and head initialisations;
-    `scale` is relative to the update. This is not differential privacy: nothing bounds what one sequence contributes.
+    The client sends g + N(0, sigma^2), with sigma = scale * RMS(g) over all entries. The papers give sigma itself (LAMP, Table 5: 0.001
+    to 0.01); here this is the knob `sigma`. An absolute sigma says little, because gradients differ by orders of magnitude between
+    models and head initialisations. So `scale` is relative to the update. This is not differential privacy: nothing bounds what one
+    sequence contributes.
     """
 
     label: ClassVar[str] = "Gaussian noise"
@@ -30,7 +31,7 @@ class GaussianNoise(AdditiveNoise):
         """Return the update with noise.
 
         `rng` draws it in the order of the update's names.
-        Declares `scale` and `sigma`, the latter in the update's units.
+        The result declares `scale` and `sigma`, the latter in the update's units.
         """
         if self.is_identity():
             return seen

@@ -16,8 +16,8 @@ from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
 class LaplaceNoise(AdditiveNoise):
     """Add Laplace noise to every entry of the update.
 
-    Sent is g + Laplace(b) with the standard deviation sqrt(2) b = scale * RMS(g) over all entries. Equal scales of this defence and of `gaussian-noise`
-    have equal variance.
+    The client sends g + Laplace(b) with the standard deviation sqrt(2) b = scale * RMS(g) over all entries. With equal `scale`, this
+    noise and that of `gaussian-noise` have equal variance.
     """
 
     label: ClassVar[str] = "Laplace noise"
@@ -30,14 +30,14 @@ class LaplaceNoise(AdditiveNoise):
         """Return the update with noise.
 
         `rng` draws it in the order of the update's names.
-        Declares `scale` and `sigma`, the noise's standard deviation in the update's units.
+        The result declares `scale` and `sigma`, the noise's standard deviation in the update's units.
         """
         if self.is_identity():
             return seen
         sigma = self.added_noise(step, seen.update)
 
         def noise(like: Tensor) -> Tensor:
-            # The difference of two exponential variables of mean b is Laplace(b); this needs no logarithm, which could meet a zero.
+            # The difference of two exponential variables of mean b is Laplace(b). This avoids the logarithm of a drawn 0.
             one = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
             two = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
             drawn: Tensor = (sigma / 2**0.5) * (one - two)

@@ -21,11 +21,12 @@ class Prune(Defense):
     """Set a share of all entries to zero: the smallest, or random ones.
 
     `choose=magnitude` is gradient pruning as DLG proposed it as a defence (Zhu et al. 2019). LAMP "zeroes out a percentage of elements in
-    the gradient vector" (App. C.2) and does not say which; its authors' code draws them at random, and GRAB follows that variant
+    the gradient vector" (App. C.2) and does not say which elements. Its authors' code draws them at random, and so does GRAB
     (Sec. 5.5.2). So `choose=random` is what LAMP's Table 8 and GRAB's Table 7 measure.
 
-    The whole update counts as one vector, as in LAMP. A share per parameter would keep more of layers with small gradients. With `choose=magnitude` the
-    zero rows of a shared word embedding are pruned first; with a large vocabulary a share of one half may change nothing at all.
+    The whole update counts as one vector, as in LAMP. A share per parameter would keep more entries of layers with small
+    gradients. With `choose=magnitude` the zero rows of a shared word embedding are pruned first. So with a large vocabulary, a share of
+    one half may change nothing at all.
     """
 
     share: float = 0.9
@@ -51,9 +52,10 @@ class Prune(Defense):
             raise ValueError(f"choose must be one of {', '.join(get_args(Choice))}, got {self.choose!r}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with entries set to zero. Declares its knobs.
+        """Return the update with entries set to zero.
 
-        With `choose=magnitude`, entries as large as the largest pruned one are pruned, too.
+        The result declares the knobs, unless the share is too small to prune an entry. With `choose=magnitude`, entries as large as the
+        largest pruned one are pruned, too.
         """
         if self.share and self.choose == "random":
             return seen.under(self.declared(), self._masked(seen.update, rng))
@@ -81,6 +83,6 @@ class Prune(Defense):
     ) -> Mapping[str, Tensor]:
         """Return the recomputed entries where an entry was sent, and zero elsewhere.
 
-        Which entries were pruned is taken from `observed`, and not checked.
+        The zeros of `observed` show which entries were pruned; this is not checked.
         """
         return {name: gradient * (observed[name] != 0) for name, gradient in recomputed.items()}

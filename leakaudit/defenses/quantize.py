@@ -12,7 +12,7 @@ from torch import Tensor
 from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
 
 EXACT_BITS = 32
-"""Bits of an entry of the update; with as many, nothing is quantised."""
+"""Bits of an entry of the update; with this number, nothing is quantised."""
 
 
 @defense("quantize")
@@ -20,12 +20,12 @@ EXACT_BITS = 32
 class Quantize(Defense):
     """Round every entry at random to one of its two neighbouring levels.
 
-    The levels of a tensor are k / s times its largest magnitude, for k = -s .. s with s = 2^(bits - 1) - 1. The closer an entry is to a level, the
-    more likely it is rounded to it, so that the update stays unbiased.
+    The levels of a tensor are k / s times its largest magnitude, for k = -s .. s with s = 2^(bits - 1) - 1. The closer an entry is to a
+    level, the more likely it is rounded to it, so that the update stays unbiased.
     """
 
     bits: int = 8
-    """Bits of an entry with its sign, 2 to 16; 32 does nothing."""
+    """Bits of an entry, its sign included: 2 to 16. With 32 the defence does nothing."""
 
     label: ClassVar[str] = "quantisation"
     meaning: ClassVar[str] = "Rounds every entry of the update at random to one of a few evenly spaced values."
@@ -35,12 +35,12 @@ class Quantize(Defense):
     cost: ClassVar[str] = "Noisier training at few bits; the traffic shrinks with them."
 
     def __post_init__(self) -> None:
-        """Refuse numbers of bits that make no levels."""
+        """Refuse a number of bits outside the range."""
         if self.bits != EXACT_BITS and not 2 <= self.bits <= 16:
             raise ValueError(f"bits must be 2 to 16, or {EXACT_BITS} for none, got {self.bits}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the quantised update. Declares `bits`.
+        """Return the quantised update. The result declares `bits`.
 
         `rng` draws the roundings in the order of the update's names.
         """

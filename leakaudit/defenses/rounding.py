@@ -20,11 +20,11 @@ class Round(Defense):
     """Round every entry to the nearest value of a shorter floating-point format.
 
     bf16 keeps 8 significant bits (relative error up to 2^-9) over the range of float32; fp16 keeps 11, but entries below 6e-8
-    become zero. Its purpose is less traffic. Only what is sent is rounded; the step is computed as it was recorded.
+    become zero. Its purpose is less traffic. Only the sent update is rounded; the step is computed as it was recorded.
     """
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Format that is sent; fp32 does nothing."""
+    """Format in which the update is sent. With fp32 the defence does nothing."""
 
     label: ClassVar[str] = "rounding"
     meaning: ClassVar[str] = "Sends the update in a shorter floating-point format."
@@ -39,7 +39,7 @@ class Round(Defense):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the rounded update, in float32 again. Declares `dtype`.
+        """Return the rounded update, in float32 again. The result declares `dtype`.
 
         Raises:
             ValueError: an entry is too large for the format.
@@ -60,7 +60,7 @@ class Round(Defense):
     ) -> Mapping[str, Tensor]:
         """Return the rounded entries.
 
-        If several values are possible within the error of an entry, it has the one nearest to the observed value.
+        If several values of an entry are possible within its error, the one nearest to the observed value is taken.
         """
         if self.is_identity():
             return recomputed

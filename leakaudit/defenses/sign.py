@@ -12,8 +12,8 @@ from torch import Tensor
 from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
-"""Entries below this many times their error may have either sign. Our choice: the tolerance bounds the error of all entries together, but each
-flipped sign counts fully. The larger entries are enough to recognise another batch."""
+"""An entry may have either sign if it is below this many times its error. Our choice: the tolerance bounds the error of all entries
+together, but each wrong sign counts fully. The larger entries are enough to recognise another batch."""
 
 
 @defense("sign")
@@ -21,12 +21,12 @@ flipped sign counts fully. The larger entries are enough to recognise another ba
 class Sign(Defense):
     """Send +1, 0 or -1 for every entry, as signSGD does.
 
-    All sizes are lost, within a matrix and between matrices. An entry that is exactly zero stays zero; so do the rows of the word embedding of tokens
-    that are not in the batch.
+    The sizes of all entries are lost, and so are those of whole matrices. An entry that is exactly zero stays zero. So the rows of the
+    word embedding stay zero for tokens that are not in the batch.
     """
 
     entries: Literal["all", "none"] = "all"
-    """`none` does nothing."""
+    """With `none` the defence does nothing."""
 
     label: ClassVar[str] = "signs"
     meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
@@ -37,14 +37,14 @@ class Sign(Defense):
     cost: ClassVar[str] = "Another optimiser: the server sees directions only; a thirty-second of the traffic."
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the signs. Declares `entries`."""
+        """Return the signs. The result declares `entries`."""
         if self.entries == "none":
             return seen
         signs = {name: tensor.sign() for name, tensor in seen.update.items()}
         return seen.under(self.declared(), signs)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the root mean square of the signs if there was noise before.
+        """Return the root mean square of `sent` if there was noise before.
 
         Signs of noise and of gradients look alike, so all of `sent` may be noise.
         """
@@ -59,7 +59,7 @@ class Sign(Defense):
     ) -> Mapping[str, Tensor]:
         """Return the signs.
 
-        An entry that may have either sign, within its error, has the observed one.
+        If an entry may have either sign within its error, the observed sign is taken.
         """
         if self.is_identity():
             return recomputed

@@ -16,7 +16,8 @@ from leakaudit.plugins import ClientStep, Defense, Observation, check_finite, de
 class Undefended(Defense):
     """Send the update without the defence that the run declares.
 
-    Compared with the update as it was sent, this shows the effect of that defence. If the run declares none, it is the update itself.
+    A comparison with the update as it was sent shows the effect of that defence. If the run declares no defence, this is the sent update
+    itself.
     """
 
     label: ClassVar[str] = "undefended"
@@ -28,6 +29,8 @@ class Undefended(Defense):
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the recomputed update of the step, with nothing declared.
+
+        If the run declares no defence, return `seen` itself.
 
         Raises:
             SnapshotError: the step cannot be computed again.

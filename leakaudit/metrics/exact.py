@@ -23,5 +23,5 @@ class Exact:
     source: ClassVar[str] = "our definition; on ids, so that no tokenizer's spacing decides"
 
     def __call__(self, pair: Pair) -> float | None:
-        """Return 1.0 or 0.0, None if the true sequence holds nothing but special tokens."""
+        """Return 1.0 or 0.0; None if the true sequence holds special tokens only."""
         return float(pair.true_ids == pair.guess_ids) if pair.true_ids else None

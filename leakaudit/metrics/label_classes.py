@@ -13,8 +13,8 @@ from leakaudit.plugins import LabelCounts, Level, metric
 class LabelClasses:
     """1 - the mean over classes of |true - guessed| / max(true, guessed).
 
-    Every class has the same weight. Classes that are neither in the batch nor in the guess are left out, so that a guess does not get better with the
-    number of classes.
+    Every class has the same weight. Classes that occur neither in the batch nor in the guess are left out. Otherwise a guess would score
+    better the more classes there are.
     """
 
     label: ClassVar[str] = "label accuracy by class"
@@ -26,7 +26,7 @@ class LabelClasses:
     source: ClassVar[str] = "ours; per-class error, weighed by class where `label_accuracy` weighs by label"
 
     def __call__(self, counts: LabelCounts) -> float | None:
-        """Return the share, None if the batch has no labels."""
+        """Return the number, None if the batch has no labels."""
         if not sum(counts.true):
             return None
         pairs = [(t, g) for t, g in zip(counts.true, counts.guess, strict=True) if t or g]

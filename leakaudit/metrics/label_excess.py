@@ -14,8 +14,9 @@ from leakaudit.plugins import LabelCounts, Level, label_success_rate, metric
 class LabelExcess:
     """(R - E) / (1 - E), with R the label accuracy and E that of random guesses.
 
-    E is the mean accuracy for this batch if each label is drawn evenly from all classes. It can be high: for large even batches random guesses get most
-    labels right (LLG, Sec. 6.1, Baselines). A guess no better than E scores 0, a perfect one 1.
+    E is the mean accuracy on this batch if each label is drawn with equal probability from all classes. E can be high: in large batches
+    with equally frequent classes, random guesses get most labels right (LLG, Sec. 6.1, Baselines). A guess that is no better than E
+    scores 0, a perfect guess 1.
     """
 
     label: ClassVar[str] = "labels above chance"
@@ -25,7 +26,7 @@ class LabelExcess:
     source: ClassVar[str] = "ours, on the random guess of LLG (Wainakh et al. 2022, Sec. 6.1)"
 
     def __call__(self, counts: LabelCounts) -> float | None:
-        """Return the excess, None if the batch has no labels or there is one class only."""
+        """Return the excess; None without labels, or if there is only one class."""
         rate = label_success_rate(counts)
         if rate is None:
             return None
@@ -36,9 +37,9 @@ class LabelExcess:
 
 
 def chance(true: tuple[int, ...]) -> float:
-    """Return the mean label accuracy of labels drawn evenly from all classes.
+    """Return the mean label accuracy of random labels, all classes equally likely.
 
-    The number drawn of one class is Binomial(B, 1 / C), and min(n, X) adds up P(X >= k) over k from 1 to n.
+    The number X of random labels of one class is Binomial(B, 1 / C), and the mean of min(n, X) is the sum of P(X >= k) over k from 1 to n.
 
     Args:
         true: (C,) class counts, not all 0.

@@ -14,8 +14,8 @@ from leakaudit.plugins import LabelCounts, Level, metric
 class LabelHellinger:
     """1 - H, with the Hellinger distance H between true and guessed labels.
 
-    H = sqrt(1 - sum_c sqrt(p_c q_c)) for the true distribution p and the guessed q. Only proportions count: a guess of half as many labels in the right
-    proportions is perfect.
+    H = sqrt(1 - sum_c sqrt(p_c q_c)) for the true distribution p and the guessed q. Only proportions count: a guess with half as many
+    labels in the right proportions is perfect.
     """
 
     label: ClassVar[str] = "label distribution"

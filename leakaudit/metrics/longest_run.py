@@ -22,7 +22,7 @@ class LongestRun:
     source: ClassVar[str] = "longest common substring, on token ids; our choice of what a reader would call a quote"
 
     def __call__(self, pair: Pair) -> float | None:
-        """Return the share, None if the true sequence holds nothing but special tokens."""
+        """Return the share; None if the true sequence holds special tokens only."""
         if not pair.true_ids:
             return None
         return longest_common_run(pair.true_ids, pair.guess_ids) / len(pair.true_ids)

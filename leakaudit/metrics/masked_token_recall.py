@@ -1,6 +1,6 @@
 """`masked_token_recall`: the share of the masked words that were recovered.
 
-Masked words are those that a mask hid from the model.
+A masked word is one that a mask hid from the model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from leakaudit.plugins import Level, Pair, metric
 class MaskedTokenRecall:
     """Masked tokens that the guess has beyond the visible ones.
 
-    A masked language model has to predict them, so they are in its loss and not in its input. Each counts no more often than it occurs in both. A visible
-    token of the same word is taken out of the guess first, because it says nothing about the masked one. Attacks that guess a bag of tokens are scored by
-    `masked_bag_recall` instead.
+    A masked language model has to predict the masked tokens, so they are in its loss and not in its input. A token counts no more often
+    than it is masked and guessed. Visible tokens of the true sequence are first removed from the guess, because they say nothing about
+    masked tokens. Attacks that guess a bag of tokens are scored by `masked_bag_recall` instead.
     """
 
     label: ClassVar[str] = "recall of masked words"
@@ -41,11 +41,11 @@ class MaskedTokenRecall:
 def masked_bag_recall(masked_ids: Sequence[int], visible_ids: Sequence[int], bag: Sequence[int]) -> float | None:
     """Return the share of distinct masked tokens that a bag names.
 
-    Only tokens that are visible nowhere in the batch count; None if there are none.
+    Only tokens that are visible nowhere in the batch count. Return None if there is no such token.
 
     Args:
         masked_ids: masked tokens of all sequences of the batch.
-        visible_ids: all others.
+        visible_ids: all other tokens of the batch.
         bag: token ids that an attack named.
 
     >>> masked_bag_recall([4, 8], [4, 5], [5, 8])

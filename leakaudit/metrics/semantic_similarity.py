@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class SemanticSimilarity:
     """Cosine of the sentence embeddings of guess and true text.
 
-    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the tokens of a text, as in
-    Sentence-BERT. A synonym counts as right; unrelated sentences of one kind get a score well above 0.
+    It is 0 if the cosine is negative or nothing was guessed. An embedding is the mean of the encoder's last hidden states over the
+    tokens of a text, as in Sentence-BERT. A synonym counts as right. Unrelated sentences of one kind score well above 0.
 
-    Attempts have this score only where `AuditConfig.sentence_model` names a model. That is never the model under attack.
+    Attempts have this score only if `AuditConfig.sentence_model` names a model. This is never the model under attack.
     """
 
     path: Path | None = None
@@ -38,7 +38,7 @@ class SemanticSimilarity:
     source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 5.3, Cos_S; Reimers and Gurevych 2019"
 
     def __call__(self, pair: Pair) -> float | None:
-        """Return the cosine, None where the true text is empty.
+        """Return the cosine, None if the true text is empty.
 
         Raises:
             ModelError: no folder was named, or it holds no encoder.
@@ -59,7 +59,7 @@ def check_sentence_model(path: Path) -> None:
     """Refuse a folder that holds no sentence model.
 
     Raises:
-        ModelError: says why.
+        ModelError: the folder holds no usable model. The message says why.
     """
     _encoder(path)
 
@@ -78,10 +78,10 @@ def _embedded(path: Path, texts: tuple[str, ...]) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _encoder(path: Path) -> tuple[Any, Any]:
-    """Load a model once.
+    """Load a model and its tokenizer, and keep the latest.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the folder holds no model that can be loaded.
     """
     if not (path / "config.json").is_file():
         raise ModelError(
@@ -99,7 +99,7 @@ def _encoder(path: Path) -> tuple[Any, Any]:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # a folder made by hand may make a library raise anything
+    except Exception as error:  # the library may raise anything for a folder made by hand
         own_code = "trust_remote_code" in str(error)
         why = "it needs code of its own (`auto_map`), and none is ever run" if own_code else type(error).__name__
         raise ModelError(f"{path}: no sentence model can be loaded from it ({why})") from None

@@ -14,8 +14,9 @@ from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 class TokenPrecision:
     """Guessed tokens that the true sequence has, over all guessed tokens.
 
-    Each counts no more often than it occurs in both, in any order. A guess of every word has full recall; its precision shows it. If nothing was guessed,
-    nothing is right or wrong, and there is no number. Attacks that guess a bag of tokens are scored by `bag_precision` instead.
+    A token counts no more often than it occurs in both sequences; the order does not matter. A guess of all words has full recall, but
+    its precision is low. If nothing was guessed, there is no number, because nothing is right or wrong. Attacks that guess a bag of
+    tokens are scored by `bag_precision` instead.
     """
 
     label: ClassVar[str] = "token precision"

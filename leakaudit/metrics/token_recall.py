@@ -14,8 +14,8 @@ from leakaudit.plugins import Level, Pair, clipped_overlap, metric
 class TokenRecall:
     """Tokens of the true sequence that the guess has, in any order.
 
-    Each counts no more often than it occurs in both. Attacks that guess a bag of tokens are scored by `bag_recall` instead, because a bag does not say how
-    often a token occurs.
+    A token counts no more often than it occurs in both sequences. Attacks that guess a bag of tokens are scored by `bag_recall` instead,
+    because a bag does not say how often a token occurs.
     """
 
     label: ClassVar[str] = "token recall"
@@ -25,7 +25,7 @@ class TokenRecall:
     source: ClassVar[str] = "recall of FILM (Gupta et al. 2022, Sec. 6.3), here with counts"
 
     def __call__(self, pair: Pair) -> float | None:
-        """Return the recall, None if the true sequence holds nothing but special tokens."""
+        """Return the recall; None if the true sequence holds special tokens only."""
         if not pair.true_ids:
             return None
         return clipped_overlap(pair.true_ids, pair.guess_ids) / len(pair.true_ids)

@@ -1,4 +1,6 @@
-"""A wide pooler, as an active server makes it (Beyond Gradient and Priors, Sec. 4.2).
+"""A wide pooler, as an active server makes it.
+
+Source: Beyond Gradient and Priors (2023), Sec. 4.2.
 
 Letters: B sequences, D features going into the pooler, F its outputs, C classes.
 """
@@ -21,7 +23,10 @@ Activation = Literal["selu", "cube+square"]
 
 
 class CubePlusSquare(nn.Module):
-    """x^3 + x^2 (Beyond Gradient and Priors, Sec. 4.2): its third derivative is a constant, 6."""
+    """x^3 + x^2: its third derivative is a constant, 6.
+
+    Source: Beyond Gradient and Priors (2023), Sec. 4.2.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x^3 + x^2."""
@@ -41,7 +46,9 @@ def widened(
     deviation: float = 1.0,
     seed: int = 0,
 ) -> nn.Module:
-    """Return a copy of a classifier with the pooler of Beyond Gradient and Priors, Sec. 4.2.
+    """Return a copy of a classifier with a wide pooler.
+
+    Source: Beyond Gradient and Priors (2023), Sec. 4.2.
 
     The pooler gets `width` outputs. The first F of them and what the output layer does with them stay as they were, but for the
     activation. The weights of the m = width - F others are normal in the first `dimension` features and zero in the rest

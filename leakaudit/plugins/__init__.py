@@ -1,11 +1,11 @@
 """Plugins: the protocols of attacks, defences, metrics and priors.
 
-This is the face for their authors: every name that a plugin needs is here.
+Authors of plugins import every name that they need from here.
 
     from leakaudit.plugins import APPLIES, Budget, Observation, Reconstruction, attack
 
-A name is imported when it is first used, so that neither the registry nor a metric loads torch. This room may import `client`, `models`,
-`config`, `results` and `files`.
+A name is imported when it is first used, so that neither the registry nor a metric loads torch. This room may import only `client`,
+`models`, `config`, `results` and `files`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _HOMES = {
     "leakaudit.plugins.prior_protocol": "Prior Scorer check_same_tokens frame_of tokenizer_vocabulary words_of",
     "leakaudit.registry": "attack defense metric prior",
 }
-"""Module -> the names that it gives to this one, as in the imports above, which only type checkers run."""
+"""Module -> the names that this module takes from it. The imports above list the same names, but only type checkers run them."""
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -124,7 +124,7 @@ __all__ = [
     "words_of",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take every name for granted
+if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a name when it is first used."""

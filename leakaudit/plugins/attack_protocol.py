@@ -1,6 +1,6 @@
 """The protocol of an attack: from an Observation to a Reconstruction.
 
-An attack is a frozen dataclass; its fields are its knobs. It never sees the batch. It says first whether it applies, and why not.
+An attack is a frozen dataclass; its fields are its knobs. It never sees the batch. First it says whether it applies, and if not, why.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Needs = Literal["everything", "named parts"]
 """What an attack reads of a step: the whole update, or only the parts of the first blocks that it names."""
 
 FALSE_EVENTS = 0.01
-"""Largest probability of an event on an update of declared noise alone. Our choice: one step in a hundred. Each attack states its own as
-`false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
+"""Largest allowed probability of an event where the update is declared noise and nothing else. Our choice: one step in a hundred. Each
+attack states its own probability as `false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ APPLIES = Applicability(True)
 
 
 def not_applicable(reason: str) -> Applicability:
-    """Return a refusal.
+    """Return a refusal with its reason.
 
     Args:
-        reason: what the attack looked for and what it found, as a sentence.
+        reason: a sentence that says what the attack looked for and what it found.
     """
     return Applicability(False, reason)
 
@@ -54,7 +54,7 @@ class GuessedSequence:
     """One guessed sequence of the batch."""
 
     token_ids: tuple[int, ...]
-    """Token ids in order, with the special tokens that the attack believes to be there, without padding."""
+    """Token ids in order, without padding. They include the special tokens that the attack believes the sequence to have."""
     confidence: float = 0.0
     """From 0 to 1, computed from what an adversary sees."""
     proved: bool = False
@@ -64,13 +64,13 @@ class GuessedSequence:
 class Reach(Protocol):
     """What an attack with a perfect search could have recovered.
 
-    It separates "protected" from "the search gave up". The attack makes it from what it saw. After the attack has returned, the audit asks
-    it about the true sequences and stores the answers beside the scores. A question must not change the Reach or the attack, because it
-    contains the truth.
+    It separates "protected" from "the search gave up". The attack builds it from the observation. After the attack has returned, the audit
+    asks it about the true sequences and stores the answers beside the scores. A question contains the truth, so it must not change the
+    Reach or the attack.
     """
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
-        """Return for each token whether the attack had it as a candidate at its position.
+        """Tell for each token whether the attack had it as a candidate there.
 
         Args:
             ids: (T,) one sequence with its special tokens, without padding.
@@ -92,23 +92,24 @@ class Reach(Protocol):
 class Reconstruction:
     """An attack's guess.
 
-    What the attack does not guess stays None. The scores then call it missing; it does not count as zero.
+    A field that the attack does not guess stays None. Its scores are then missing, not zero.
     """
 
     sequences: tuple[GuessedSequence, ...] | None = None
-    """As many as the attack believes to be in the batch, the best first. Each is matched to at most one true sequence, in any order."""
+    """As many sequences as the attack believes the batch to have, the best first. Scoring matches each to at most one true sequence, in
+    any order."""
     tokens: tuple[int, ...] | None = None
-    """Token ids that the attack believes to be in the batch, in no order: for attacks that find words but no sentences."""
+    """Token ids that the attack believes to be in the batch, without an order. For attacks that find words but no sentences."""
     label_counts: tuple[int, ...] | None = None
     """(C,) number of sequences of each class."""
     counts_told: bool = True
-    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate, and an
-    exact hit is no event, because it is likely by chance among few classes."""
+    """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate
+    only. An exact hit is then no event, because with few classes it is likely by chance."""
     stop: Literal["done", "converged", "budget"] = "done"
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers about the attack's own work, such as rank, loss or number of candidates; they never depend on the truth."""
+    """Numbers about the attack's own work, such as rank, loss or number of candidates. They never depend on the truth."""
     reach: Reach | None = field(default=None, compare=False, repr=False)
-    """What the attack could have recovered; not a part of the guess. None if the attack cannot say, and then missing in the results."""
+    """What the attack could have recovered; not a part of the guess. None if the attack cannot say; the results then call it missing."""
 
 
 @runtime_checkable
@@ -121,19 +122,19 @@ class Attack(Protocol):
 
     name: ClassVar[str]
     label: ClassVar[str]
-    """How a person reads it in a table or inside a sentence, such as "TAG"."""
+    """Its name for people, in a table or inside a sentence, such as "TAG"."""
     meaning: ClassVar[str]
-    """One sentence for a glossary: what it does, for a reader who knows no formula."""
+    """One sentence for a glossary: what it does. The reader knows no formula."""
     goal: ClassVar[Goal]
     source: ClassVar[str]
     """Paper, section, equation."""
     threat_model: ClassVar[str]
-    """One sentence: what the adversary sees, and what has to hold."""
+    """One sentence: what the adversary sees, and which conditions the attack needs."""
     false_event_rate: ClassVar[float]
     """Probability of an event where the update is declared noise and nothing else; at most `FALSE_EVENTS`."""
     needs: ClassVar[Needs]
-    """`everything` unless the class states it. With `named parts` the attack works on an observation that is not `whole`: only the first
-    blocks are there, and no step can be simulated."""
+    """`everything` unless the class states it. With `named parts` the attack also works on an observation that is not `whole`: one that
+    holds only the first blocks, so that no step can be simulated."""
     blind: ClassVar[bool]
     """Whether it ignores the update, so that its hits do not show that an audit works; False unless the class states it."""
 

@@ -17,7 +17,7 @@ class Budget:
 
         Args:
             seconds: wall-clock seconds, above 0.
-            clock: returns seconds; replaced in tests.
+            clock: function that returns seconds; tests replace it.
         """
         if seconds <= 0:
             raise ValueError(f"a budget must be positive, got {seconds} s")
@@ -36,7 +36,7 @@ class Budget:
     def part(self, share: float) -> Budget:
         """Return a new budget over a share of the seconds left.
 
-        A later stage of the attack is then sure of the rest.
+        It keeps the remaining time free for a later stage of the attack.
 
         Args:
             share: above 0, at most 1.

@@ -1,6 +1,6 @@
-"""What the plugins of an audit say of themselves, written into its results.
+"""Descriptions of the plugins of an audit, for its results.
 
-Reports and the gate read labels and meanings there, so that they know no plugin by name.
+Every plugin describes itself. Reports and the gate read labels and meanings from the results, so they need to know no plugin by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Named = Iterable[tuple[str, Any]]
 def catalogue(attacks: Named, defenses: Named, metrics: Named) -> Catalogue:
     """Describe the plugins that took part in an audit.
 
-    A plugin that does not describe itself is called by its name: an audit does not fail for want of a label.
+    A plugin without a label is called by its name, so that an audit does not fail because of a missing label.
     """
     return Catalogue(
         attacks={

@@ -1,7 +1,7 @@
 """The protocol of a defence: it changes the update before it is sent.
 
-A defence is a frozen dataclass; its fields are its knobs. It also knows what it does to an update. Verification, attacks and the audited run ask it
-through `DeclaredDefense.known`; no code looks at its name.
+A defence is a frozen dataclass; its fields are its knobs. It can also say what it does to an update. Verification, attacks and the
+audited run ask it through `DeclaredDefense.known`; no code looks at its name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from leakaudit.client.step import ClientStep
 class Defense(Protocol):
     """Registered with `@defense("name")`; its fields are its knobs.
 
-    A defence inherits from this class and overrides what differs. The defaults describe a defence that adds no noise, sets no entry to zero and
-    keeps the length of the update.
+    A defence inherits from this class and overrides what differs. The defaults describe a defence that adds no noise, sets no entry to
+    zero and keeps the length of the update.
     """
 
     name: ClassVar[str] = ""
     """Set by the decorator."""
     label: ClassVar[str]
-    """How a person reads it in a table or inside a sentence, such as "Gaussian noise"."""
+    """Its name for people, in a table or inside a sentence, such as "Gaussian noise"."""
     meaning: ClassVar[str]
     """One sentence for a glossary: what it does to the update."""
     source: ClassVar[str]
@@ -38,29 +38,30 @@ class Defense(Protocol):
     cost: ClassVar[str]
     """One sentence: what it costs the training run."""
     identity: ClassVar[Mapping[str, Any]]
-    """Values of knobs at which it does nothing and declares nothing; empty if it never changes what is sent."""
+    """Values of the knobs at which it does nothing and declares nothing. Empty if the defence has no such knobs;
+    `is_identity` is then true."""
     zeroed: ClassVar[bool] = False
     """Whether it sets entries to zero, so that a zero says nothing about the gradient."""
     resized: ClassVar[bool] = False
     """Whether it changes the length of the update by an unknown factor."""
     per_example: ClassVar[bool] = False
-    """Whether it works on the gradient of each example; a client may then compute these gradients one after the other."""
+    """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return what would have been sent under this defence.
+        """Return the observation that this defence would have sent.
 
         The result declares the defence and its knobs (`Observation.under`), because an adversary would know them.
 
         Args:
-            step: that made the update, for defences that have to run it again.
-            seen: what is sent without this defence; not changed.
+            step: the step that made the update, for defences that have to compute it again.
+            seen: what is sent without this defence. It is not changed.
             rng: source of all random numbers.
         """
         ...
 
     @property
     def clipping_bound(self) -> float | None:
-        """Norm to which it clips the update or the gradient of each example.
+        """The norm to which it clips the update, or the gradient of each example.
 
         None if it clips nothing.
         """
@@ -73,12 +74,12 @@ class Defense(Protocol):
     def withheld(self, model: nn.Module) -> frozenset[str]:
         """Return the names of the parameters for which it sends no update.
 
-        A recorder may see zeros there.
+        A recorder may see zeros for them.
         """
         return frozenset()
 
     def declared(self) -> DeclaredDefense:
-        """Return its name and its knobs, as the protocol declares them.
+        """Return its name and its knobs, as an observation declares them.
 
         Knobs that are None are left out.
         """
@@ -89,7 +90,7 @@ class Defense(Protocol):
         """Return the defence with the knobs that depend on the step filled in.
 
         Args:
-            step: that made the update.
+            step: the step that made the update.
             sent: parameter name -> update as it was sent, under this defence.
         """
         return self
@@ -98,8 +99,8 @@ class Defense(Protocol):
         """Return the standard deviation of the noise that it adds to every entry.
 
         Args:
-            step: that made the update.
-            clean: parameter name -> update without this noise; the result is in its units.
+            step: the step that made the update.
+            clean: parameter name -> update without this noise. The result is in the units of this update.
         """
         return 0.0
 
@@ -110,7 +111,7 @@ class Defense(Protocol):
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
         """Return the standard deviation of the noise on every entry of `sent`.
 
-        An attack asks this; it knows the knobs and the update, but not the step.
+        Attacks call this. They know the knobs and the update, but not the step.
 
         Args:
             sent: parameter name -> update as it was sent.
@@ -125,17 +126,17 @@ class Defense(Protocol):
         observed: Mapping[str, Tensor],
         tolerance: float,
     ) -> Mapping[str, Tensor]:
-        """Return what it makes of `recomputed`, without its noise.
+        """Return the update that it makes from `recomputed`, without its noise.
 
-        If several outcomes are possible within the error, this is the one nearest to `observed`.
+        If several outcomes are possible within the error, return the one nearest to `observed`.
 
         Args:
-            step: that the update is said to come from.
+            step: the step that the update is said to come from.
             recomputed: parameter name -> update before this defence, recomputed from the batch.
             observed: parameter name -> update as it was sent.
-            tolerance: relative error up to which `recomputed` is right.
+            tolerance: largest relative error of `recomputed`.
 
         Raises:
-            SnapshotError: the step cannot be computed again under it.
+            SnapshotError: the step cannot be computed again under this defence.
         """
         return recomputed

@@ -1,6 +1,6 @@
 """The error of each entry of a recomputed update.
 
-Defences whose outcome jumps, such as rounding and signs, need it to say which outcomes are possible.
+The outcome of some defences jumps, such as rounding and signs. They need the error to say which outcomes are possible.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 CANCELLED = 0.01
-"""Share of the tolerance that is relative to the whole update. Our choice: if a gradient is zero up to rounding (the bias of a key), the error
-is far above the size of the tensor; it was measured at 1e-8 of the size of the whole update in float32, and 1e-4 in bf16."""
+"""Share of the tolerance that is relative to the whole update. Our choice: if a gradient is zero up to rounding (the bias of a key), its
+error is far larger than the tensor itself. Measured: 1e-8 of the size of the whole update in float32, and 1e-4 in bf16."""
 
 
 def uncertainties(recomputed: Mapping[str, Tensor], tolerance: float) -> dict[str, Tensor]:
@@ -22,7 +22,7 @@ def uncertainties(recomputed: Mapping[str, Tensor], tolerance: float) -> dict[st
 
     Args:
         recomputed: parameter name -> update, computed again.
-        tolerance: relative error of the recomputed update.
+        tolerance: largest relative error of the recomputed update.
 
     Returns:
         Parameter name -> tensor of the parameter's shape.

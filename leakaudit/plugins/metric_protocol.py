@@ -1,7 +1,7 @@
 """The protocol of a metric: from a guess and the truth to a number.
 
-A metric is a frozen dataclass. Its number is from 0 to 1. None means that there is nothing to measure; it becomes `Missing` in the results and is
-never counted as 0.
+A metric is a frozen dataclass. Its number lies between 0 and 1. None means that there is nothing to measure. It becomes `Missing` in the
+results and never counts as 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 Level = Literal["sequence", "step"]
-"""What a metric compares: one true sequence with its guess, or the label counts of a step with those that were guessed."""
+"""What a metric compares: one true sequence with its guess, or the true label counts of a step with the guessed ones."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class SequenceMetric(Protocol):
 
     name: ClassVar[str]
     label: ClassVar[str]
-    """How a person reads it in a table or inside a sentence, such as "ROUGE-1"."""
+    """Its name for people, in a table or inside a sentence, such as "ROUGE-1"."""
     meaning: ClassVar[str]
-    """One sentence for a glossary: what is measured, and what 1 means where that is not plain."""
+    """One sentence for a glossary: what is measured, and what 1 means unless that is obvious."""
     higher_is_better: ClassVar[bool]
     """Whether a higher number is better for the attacker."""
     level: ClassVar[Level]
@@ -40,9 +40,9 @@ class SequenceMetric(Protocol):
     source: ClassVar[str]
     """Paper, section, equation."""
     needs_guess: ClassVar[bool]
-    """Whether it is None instead of 0 if nothing was guessed; False unless the class states it."""
+    """Whether the metric returns None instead of 0 if nothing was guessed. False unless the class states it."""
     needs_model: ClassVar[bool]
-    """Whether it needs a model that a user names; without one, no attempt has this metric. False unless the class states it."""
+    """Whether it needs a model that the user names. Without that model, no attempt has this metric. False unless the class states it."""
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
@@ -86,7 +86,7 @@ class Guess(Protocol):
 
     @property
     def proved(self) -> bool:
-        """Whether re-simulating the guess reproduced the update."""
+        """Whether the simulated update of the guess is the observed one, up to rounding."""
         ...
 
 
@@ -94,7 +94,7 @@ class Guess(Protocol):
 class Pair:
     """One true sequence and the guess matched to it.
 
-    Both are without special tokens and padding.
+    Neither holds special tokens or padding.
     """
 
     true_ids: tuple[int, ...]
@@ -105,4 +105,4 @@ class Pair:
     confidence: float | None = None
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
-    """Tokens of `true_ids` that a mask hid from the model, in order; a masked language model has to predict them."""
+    """Tokens of `true_ids` that a mask hid from the model, in order. A masked language model has to predict them."""

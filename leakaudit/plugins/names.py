@@ -1,7 +1,7 @@
-"""The names that a policy may use: of attacks, defences and metrics.
+"""The names of attacks, defences and metrics that a policy may use.
 
-The gate runs where torch is not installed, so that it cannot import the plugins to ask for their names. Our own stand in the
-source, in the decorator that registers them; those of other packages stand in the results that they took part in.
+The gate runs where torch is not installed, so it cannot import the plugins and ask for their names. It reads the names of our own
+plugins from their source, where a decorator registers them. It reads the names of other packages' plugins from the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOLDERS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
 
 @dataclass(frozen=True)
 class Names:
-    """The names that somebody who writes a policy may mean."""
+    """The names that a policy may use."""
 
     attacks: frozenset[str]
     defenses: frozenset[str]
@@ -34,7 +34,7 @@ class Names:
 
 @cache
 def own_names() -> Names:
-    """Return the names of the plugins of this package, without importing one.
+    """Return the names of this package's plugins without importing them.
 
     >>> "span" in own_names().attacks, "prune" in own_names().defenses, "rougeL" in own_names().metrics
     (True, True, True)
@@ -43,7 +43,7 @@ def own_names() -> Names:
 
 
 def names_for(results: Results) -> Names:
-    """Return our own names and those that stand in `results`."""
+    """Return our own names and those in `results`."""
     attempts, battery = results.attempts, results.run.battery
     return own_names() | Names(
         attacks=frozenset(
@@ -57,7 +57,7 @@ def names_for(results: Results) -> Names:
 def registered_names() -> Names:
     """Return the names of every plugin that is installed here.
 
-    This imports them, and torch with them.
+    This imports the plugins, and with them torch.
     """
     return own_names() | Names(
         frozenset(registry.attacks.names()), frozenset(registry.defenses.names()), frozenset(registry.metrics.names())
@@ -65,9 +65,9 @@ def registered_names() -> Names:
 
 
 def unknown(name: str, known: Iterable[str]) -> str | None:
-    """Say that no plugin has this name, and which one comes near.
+    """Return a message that no plugin has this name, with the nearest name.
 
-    None where it is known. Options in brackets do not count.
+    Return None if the name is known. Options in brackets are ignored.
 
     >>> unknown("prune(share=0.9)", ["prune"]), unknown("spam", ["span", "tag"])
     (None, "'spam' is unknown; did you mean 'span'?")
@@ -81,7 +81,7 @@ def unknown(name: str, known: Iterable[str]) -> str | None:
 
 
 def _in_source(kind: str) -> frozenset[str]:
-    """Find `@attack("name")` at the start of a line in the modules of a folder."""
+    """Return the names in lines such as `@attack("name")` of a plugin folder."""
     decorator = re.compile(rf'^@{kind}\("([^"]+)"\)$', re.MULTILINE)
     files = (Path(__file__).parents[1] / _FOLDERS[kind]).glob("*.py")
     return frozenset(name for file in files for name in decorator.findall(file.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Additive noise of a standard deviation, absolute or relative to the update."""
+"""Additive noise whose size is absolute, or relative to the update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdditiveNoise(Defense):
     """Standard deviation of the noise divided by the root mean square of the whole update; 0 adds no noise. Our choice of 1: as much noise
     as signal."""
     sigma: float | None = None
-    """Standard deviation of the noise in the units of the update, as papers give it; it replaces `scale`."""
+    """Standard deviation of the noise in the units of the update, as papers give it. If it is set, `scale` is ignored."""
 
     identity: ClassVar[Mapping[str, Any]] = {"scale": 0.0}
 
@@ -38,7 +38,7 @@ class AdditiveNoise(Defense):
         return (self.scale if self.sigma is None else self.sigma) == 0
 
     def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
-        """Return the noise with its `sigma`."""
+        """Return the same noise with `sigma` filled in."""
         return self if self.is_identity() else replace(self, sigma=self._level(sent))
 
     def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
@@ -50,11 +50,14 @@ class AdditiveNoise(Defense):
         return replace(self, scale=0.0, sigma=None)
 
     def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
-        """Return the level on `sent`; independent noises add by their squares."""
+        """Return the standard deviation of all noise on `sent`.
+
+        The variances of independent noises add up.
+        """
         return math.hypot(before, self._level(sent))
 
     def _level(self, sent: Mapping[str, Tensor]) -> float:
-        """Return `sigma`, or what follows from `scale`.
+        """Return `sigma`, computed from `scale` if it is None.
 
         RMS(sent)^2 = RMS(clean)^2 (1 + scale^2), and sigma is scale times RMS(clean).
         """

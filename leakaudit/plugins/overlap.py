@@ -17,16 +17,14 @@ ROUGE_SOURCE = "Lin 2004, by rouge_score without stemmer; F as in TAG and LAMP (
 Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 _SHORTEST: dict[Rouge, int] = {"rouge1": 1, "rouge2": 2, "rougeL": 1}
-"""Words that the true text needs to have at least one n-gram."""
+"""Least number of words of a true text that has an n-gram."""
 
 
 def rouge_f(kind: Rouge, true_text: str, guess_text: str) -> float | None:
     """Return the ROUGE F-measure of a guess, from 0 to 1.
 
-    None if the true text has no n-gram.
-
-    A one-word text would score a ROUGE-2 of 0 even if it was recovered exactly. ROUGE's words are runs of Latin letters and
-    digits, so a text in another script has none.
+    Return None if the true text has no n-gram: otherwise a one-word text would score a ROUGE-2 of 0 even if it was recovered exactly.
+    For ROUGE, words are runs of Latin letters and digits, so a text in another script has no words.
 
     Args:
         kind: `rouge1` for words, `rouge2` for pairs of neighbouring words, `rougeL` for the longest common subsequence of words.
@@ -51,7 +49,7 @@ def _scorer() -> tuple[Any, Any]:
 
 
 def clipped_overlap(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the size of the multiset intersection.
+    """Return the size of the intersection of two multisets.
 
     >>> clipped_overlap([5, 5, 7], [5, 7, 7])
     2
@@ -75,8 +73,8 @@ def label_success_rate(counts: LabelCounts) -> float | None:
     None if the batch has no labels.
 
     sum_c min(true_c, guess_c) / max(number true, number guessed): LLG's attack success rate (Wainakh et al. 2022, Sec. 6.1).
-    The paper divides by the number of extracted labels, which there equals the batch size. Where the two differ the larger
-    is taken, so that neither leaving labels out nor naming more than there are can pay.
+    The paper divides by the number of extracted labels, which equals the batch size there. If the two numbers differ, we divide by the
+    larger one, so that a guess gains nothing from too few or too many labels.
 
     >>> label_success_rate(LabelCounts(true=(2, 1), guess=(1, 2)))
     0.6666666666666666

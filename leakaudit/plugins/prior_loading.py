@@ -1,4 +1,4 @@
-"""Priors by what a user writes: a name with knobs, a file or a folder."""
+"""Loading of priors that a user names: by name with knobs, file or folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from leakaudit.registry import priors
 
 
 def choose_prior(what: str) -> Prior:
-    """Return the prior that somebody named.
+    """Return the prior that a user named.
 
     Args:
         what: a registered name with or without knobs (`ngram`, `victim`, `ngram(path=news.safetensors)`), a file of an n-gram model,
             or the folder of a causal language model.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: `what` is not one of these.
     """
     path = Path(what)
     if path.is_dir():
@@ -46,7 +46,7 @@ def load_prior(what: str, *, vocabulary: Vocabulary, victim: nn.Module | None = 
 
     Args:
         what: as `choose_prior` takes it.
-        vocabulary: the victim's; public.
+        vocabulary: the victim's vocabulary, which is public.
         victim: the public model.
 
     Raises:
@@ -62,10 +62,10 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)")
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a file.
 
-    A JSONL file has one in the field `text` of each row; any other file has the sentences of each line.
+    In a JSONL file, the field `text` of each row is a text. In any other file, each sentence of each line is a text.
 
     Raises:
-        DataError: the file is missing, is no UTF-8 text, holds nothing, or a line is no object with a `text`; names the line.
+        DataError: the file is missing, is no UTF-8 text or holds no text, or a line is no object with a `text`. The message names the line.
     """
     if path.suffix == ".jsonl":
         texts = [text_of(path, number, row) for number, row in numbered_objects(path)]

@@ -1,7 +1,7 @@
 """The protocol of a prior: it says how likely a text is.
 
-A prior is a frozen dataclass; its fields are its knobs. It gets the victim's vocabulary and at most the public model; never an update, and never the
-truth.
+A prior is a frozen dataclass; its fields are its knobs. It gets the victim's vocabulary and at most the public model. It never gets an
+update or the truth.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from leakaudit.errors import PriorError
 from leakaudit.models.vocabulary import Vocabulary, vocabulary_of
 
 AROUND = ("cls", "sep", "pad", "bos", "eos")
-"""Roles of tokens that are not part of a text's wording. The unknown token is part of it, because it stands for a word."""
+"""Roles of tokens that are not words of a text. The unknown token is not listed, because it stands for a word."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A prior for the victim's tokens; the same question gets the same answer."""
+    """A loaded prior for the victim's tokens.
+
+    The same question gets the same answer.
+    """
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return the mean negative log-likelihood per token of each sequence.
 
-        In nats; its exponential is the perplexity. The prior takes special tokens (`AROUND`) out, wherever they stand, and adds what
-        begins and ends a text itself. A sequence without a word is as unlikely as a word drawn at random.
+        The unit is nats; the exponential is the perplexity. The prior removes special tokens (`AROUND`) at any position, and adds the
+        tokens that begin and end a text itself. The value of a sequence without a word is that of a word drawn at random.
 
         Args:
             sequences: N sequences of the victim's token ids, of any lengths.
@@ -34,9 +37,9 @@ class Scorer(Protocol):
         ...
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return (N, V) nats of every token after each prefix.
+        """Return (N, V) the negative log-likelihood of every token after each prefix.
 
-        float32, on the CPU; None if the prior cannot say.
+        In nats, float32, on the CPU. None if the prior cannot compute it.
 
         Args:
             prefixes: N beginnings of texts, as the victim's token ids.
@@ -52,14 +55,14 @@ class Prior(Protocol):
     source: ClassVar[str]
     """Paper, section."""
     knows: ClassVar[str]
-    """One sentence: what an attacker needs for it, beyond what every eavesdropper has."""
+    """One sentence: what an attacker needs for this prior, beyond what every eavesdropper has."""
 
     def load(self, vocabulary: Vocabulary, victim: nn.Module | None = None) -> Scorer:
         """Return a scorer for the tokens of `vocabulary`.
 
         Args:
             vocabulary: the victim's.
-            victim: the public model, for priors that ask it, and for its device.
+            victim: the public model, for priors that use it, and for its device.
 
         Raises:
             PriorError: a file is missing or wrong, or the tokens cannot be mapped.
@@ -68,7 +71,7 @@ class Prior(Protocol):
 
 
 def words_of(sequence: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return a sequence without the tokens that are not part of its wording."""
+    """Return a sequence without the special tokens that are not words."""
     around = vocabulary.surrounding_ids | {vocabulary.special[role] for role in AROUND if role in vocabulary.special}
     return [token for token in sequence if token not in around]
 
@@ -86,13 +89,13 @@ def check_same_tokens(what: str, digest: str, size: int, vocabulary: Vocabulary,
 
     Args:
         what: the prior, for the message.
-        digest: of its tokens (`tokens_digest`).
+        digest: digest of its tokens (`tokens_digest`).
         size: number of its tokens.
         vocabulary: the victim's.
         cure: what the user can do, as the end of a sentence.
 
     Raises:
-        PriorError: they differ.
+        PriorError: the tokens differ.
     """
     same = digest == vocabulary.digest if vocabulary.digest else size == vocabulary.size
     if not same:

@@ -22,16 +22,18 @@ from leakaudit.plugins import PriorError, Vocabulary, check_same_tokens, prior, 
 class CausalLM:
     """The likelihood that a causal language model gives to a text.
 
-    The tokens that its tokenizer puts around a text begin and end it. If there are none, its begin-of-text token begins the text, and the end is not scored.
+    A text begins and ends with the tokens that the model's tokenizer puts around it. If it puts no token there, the text begins with the
+    begin-of-text token, and its end is not scored.
 
-    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. Its negative log-likelihood of the whole text is divided
-    by the number of the *victim's* tokens, so that candidates of one length are compared by the likelihood of the text, and not by its number of pieces.
+    A model with another tokenizer reads the text: the victim's tokens are decoded and encoded again. The negative log-likelihood of the
+    whole text is divided by the number of the *victim's* tokens. So candidates with equally many tokens of the victim are compared by
+    the likelihood of the text, whatever its number of tokens for the model.
     """
 
     path: Path | None = None
     """Folder with a model and its tokenizer, as `save_pretrained` or `leakaudit prior train` writes it. Nothing is downloaded."""
     tokenizer: Path | None = None
-    """Folder of the victim's tokenizer; needed only if the model has another one."""
+    """Folder of the victim's tokenizer. Only needed if the model has another tokenizer."""
 
     source: ClassVar[str] = "LAMP (Balunovic et al. 2022), Sec. 3.3 and 4.3: perplexity of an auxiliary language model"
     knows: ClassVar[str] = "A language model, pretrained or trained on text like the client's."
@@ -66,14 +68,14 @@ class TextScorer:
 
     model: TokenScorer
     own: Any
-    """Its tokenizer."""
+    """The model's tokenizer."""
     theirs: Any
     """The victim's tokenizer."""
     vocabulary: Vocabulary
-    """The victim's."""
+    """The victim's vocabulary."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return the nats of each text per token of the victim."""
+        """Return each text's negative log-likelihood, in nats per victim's token."""
         words = [words_of(sequence, self.vocabulary) for sequence in sequences]
         texts = [self.theirs.decode(ids) if ids else "" for ids in words]
         read = [self.own(text, add_special_tokens=False)["input_ids"] for text in texts]

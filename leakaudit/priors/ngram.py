@@ -23,7 +23,8 @@ SCHEMA = "leakaudit.ngram/1"
 
 DEFAULT = Path(__file__).parent / "default.safetensors"
 """Trigrams of `default.txt`, sentences written for this project, in the tokens of bert-base-uncased. Written by
-`leakaudit prior train --kind ngram --text leakaudit/priors/default.txt --tokenizer DIR --order 3 --out leakaudit/priors/default.safetensors`."""
+`leakaudit prior train --kind ngram --text leakaudit/priors/default.txt --tokenizer DIR --order 3 --out
+leakaudit/priors/default.safetensors`."""
 
 
 @prior("ngram")
@@ -31,13 +32,13 @@ DEFAULT = Path(__file__).parent / "default.safetensors"
 class NGram:
     """An n-gram model over the victim's tokens, built from any text in seconds.
 
-    Interpolated modified Kneser-Ney; the end of a sentence is scored like a token. The built-in model was counted on a few hundred plain sentences in the
-    tokens of bert-base-uncased, which MiniLM and many others share. It prefers a sentence to its words in random order, but hardly to the sentence
-    with two words exchanged.
+    The smoothing is interpolated modified Kneser-Ney. The end of a sentence is scored like a token. The built-in model comes from a few
+    hundred plain sentences in the tokens of bert-base-uncased, which MiniLM and many other models share. It clearly prefers a sentence
+    to the same words in random order, but hardly to the same sentence with two words exchanged.
     """
 
     path: Path | None = None
-    """File that `leakaudit prior train --kind ngram` wrote. None takes the built-in model."""
+    """File that `leakaudit prior train --kind ngram` wrote. With None, the built-in model is taken."""
 
     source: ClassVar[str] = "Chen and Goodman 1998, Sec. 3, interpolated modified Kneser-Ney"
     knows: ClassVar[str] = "Text in the language of the victim's, however much; the built-in one needs nothing."
@@ -68,13 +69,13 @@ class NGramScorer:
     vocabulary: Vocabulary
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return the mean nats per token of each sequence; its end is one, too."""
+        """Return the mean nats per token of each sequence; its end counts as a token."""
         return self.model.nll([words_of(sequence, self.vocabulary) for sequence in sequences])
 
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor:
         """Return (N, V) nats of every token after each prefix.
 
-        The token that ends a text of this tokenizer stands for the end.
+        The first token that the tokenizer puts after a text stands for the end of the text.
         """
         p = self.model.next_token([words_of(prefix, self.vocabulary) for prefix in prefixes])
         found = np.full((len(prefixes), self.vocabulary.size), 1.0 / (self.model.size + 1))

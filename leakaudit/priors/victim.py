@@ -12,8 +12,8 @@ from leakaudit.algorithms.language_models.token_scorer import TokenScorer
 from leakaudit.plugins import PriorError, Vocabulary, prior
 
 LOOKED_BACK = 1e-4
-"""Largest relative difference of logits before the token in which two texts differ. Our choice: rounding makes 1e-6, and a model that sees later
-tokens makes much more."""
+"""Two texts differ in their last token. This is the largest relative difference of their logits before it. Our choice: rounding leaves
+1e-6, and a model that sees later tokens much more."""
 
 
 @prior("victim")
@@ -21,8 +21,8 @@ tokens makes much more."""
 class Victim:
     """The public model itself, if it predicts next tokens.
 
-    In a federated run every participant has it; its weights are those before the step. The prior tries whether its logits at a position depend on later
-    tokens, and refuses a model whose logits do.
+    In a federated run every participant has this model; its weights are those before the step. The prior tests whether the logits at a
+    position depend on later tokens. If they do, it refuses the model.
     """
 
     source: ClassVar[str] = "FILM (Gupta et al. 2022), Sec. 4.3: the shared language model as its own prior"
@@ -32,7 +32,7 @@ class Victim:
         """Check that the public model is a causal language model.
 
         Raises:
-            PriorError: there is none, or it is another kind of model.
+            PriorError: there is no public model, or it is another kind of model.
         """
         if victim is None or not _predicts_next_tokens(victim, vocabulary):
             kind = "nothing" if victim is None else type(victim).__name__

@@ -1,6 +1,6 @@
 """Label inference: from the update of an output layer to class counts.
 
-It may import `plugins`, `models` and the public half of `client` (`facts`, `observation`).
+The package may import `plugins`, `models` and the public half of `client` (`facts`, `observation`).
 """
 
 __all__ = [

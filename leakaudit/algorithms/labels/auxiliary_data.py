@@ -1,8 +1,8 @@
 """Auxiliary data: labelled examples that a threat model grants.
 
-They are like the client's.
+The examples are similar to the client's.
 
-N examples, H features, C classes.
+Letters: N examples, H features, C classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leakaudit.models.structure import head_outputs
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 CHUNK = 64
-"""Examples a forward pass. Our choice, for memory."""
+"""Examples in one forward pass. Our choice: it bounds the memory."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Auxiliary:
     def by_class(self, values: Tensor) -> Tensor:
         """Return (C, ...) means of (N, ...) values over each class.
 
-        A class without an example gets the mean of all.
+        A class without an example gets the mean over all examples.
         """
         return class_means(values, self.labels, self.probabilities.shape[1])
 
@@ -46,7 +46,7 @@ class Auxiliary:
 def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
     """Return (C, ...) means of (N, ...) values over each class.
 
-    Without labels, or without an example of a class, this is the mean of all.
+    Without labels, or for a class without an example, take the mean over all examples.
     """
     everything = values.mean(dim=0)
     known = [labels == c for c in range(classes)] if labels is not None else []
@@ -55,14 +55,14 @@ def class_means(values: Tensor, labels: Tensor | None, classes: int) -> Tensor:
 
 
 def can_use(path: Path | None, seen: Observation) -> Applicability:
-    """Say whether the file exists and holds labels of the model's classes."""
+    """Return whether the file exists and holds labels of the model's classes."""
     if path is None:
         return not_applicable(
             "no auxiliary data was granted; set `auxiliary` to a file that `leakaudit.models.save_auxiliary` wrote"
         )
     try:
         _, labels = load_auxiliary(path)
-    except DataError as error:  # without its path, which belongs to this machine and says nothing in a report
+    except DataError as error:  # leave out the path: a report should not name a folder of this machine
         return not_applicable(str(error).replace(str(path), "auxiliary data"))
     classes = seen.facts.num_labels or 0
     if len(labels) == 0 or int(labels.min()) < 0 or int(labels.max()) >= classes:

@@ -8,16 +8,16 @@ from torch import Tensor
 from leakaudit.client.observation import Observation
 
 AT_THE_BOUND = 0.99
-"""Share of the clipping bound from which an update counts as clipped. Our choice: a clipped update has the norm of the bound, up to rounding
-(PyTorch divides by norm + 1e-6); an unclipped one is within a hundredth of it by chance only."""
+"""An update counts as clipped if its norm is at least this share of the clipping bound. Our choice: the norm of a clipped update is the
+bound, up to rounding (PyTorch divides by norm + 1e-6). An unclipped update is within a hundredth of the bound by chance only."""
 
 
 def scale_is_known(seen: Observation) -> bool:
     """Return whether the update has the length of the gradient.
 
-    Clipping multiplies the whole update by one unknown factor. The norm shows it, as long as no declared defence changed the norm
-    afterwards; if one did, the factor counts as unknown. A defence that keeps no length at all (signs, clipping of each example) makes it
-    unknown without a bound, too.
+    Clipping multiplies the whole update by one unknown factor. The norm shows whether the update was clipped, unless a declared defence
+    may have changed the norm afterwards. So if the client clips and declares a defence, the factor counts as unknown. It also counts as
+    unknown after a defence that does not keep the length (signs, clipping of each example), even if the client does not clip.
     """
     if seen.resized:
         return False
@@ -29,13 +29,13 @@ def scale_is_known(seen: Observation) -> bool:
 
 
 def clipping_factor(gradient: Tensor, probabilities: Tensor) -> float:
-    """Return the smallest k up to 1 for which no share is negative.
+    """Return the smallest k, at most 1, for which no share is negative.
 
-    The shares are p_c - g_c / k; k is 1 if every k will do.
+    The shares are p_c - g_c / k. Return 1 if no share is negative for any k.
 
     Args:
         gradient: (C,) clipped gradient of the logits.
-        probabilities: (C,) what the model predicts for neutral inputs.
+        probabilities: (C,) mean predicted probabilities for neutral inputs.
     """
     factor = float((gradient / probabilities.clamp_min(1e-12)).max())
     return min(1.0, factor) if factor > 0 else 1.0

@@ -1,7 +1,7 @@
 """Class counts from estimated shares n_c / B, for every label attack.
 
-C classes, B sequences. B is granted as an attack's `data_count`, known from granted lengths or from the protocol's batch size, or
-guessed from the shares.
+Letters: C classes, B sequences, n_c sequences of class c. B is granted as an attack's `data_count`, or known from granted lengths or the
+protocol's batch size. Otherwise it is guessed from the shares.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 LARGEST_GUESS = 64
-"""Largest batch size that is tried when nothing public bounds it. Our choice: beyond it neighbouring shares n/B are closer
-together than the error of the predicted probabilities, so the guess would mean nothing."""
+"""Largest batch size that is tried if no public fact gives one. Our choice: for larger B, neighbouring shares n/B are closer together
+than the error of the predicted probabilities, so a guess would mean nothing."""
 
 ROUNDING = 1e-6
-"""Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers up to 1 / B, so float32 errs by 1e-7."""
+"""Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers of at most 1 / B, so the error of float32
+is about 1e-7."""
 
 NEAR_INTEGER = 0.1
-"""How far B times a class's share may be from a whole number. Our choice."""
+"""Largest distance of B times a class's share from a whole number. Our choice."""
 
 
 @dataclass(frozen=True)
 class CountsLabels:
-    """What all attacks that count labels share.
+    """The options and the last step of all attacks that count labels.
 
-    They may be granted the number of sequences, and labelled data.
+    A threat model may grant the number of sequences, and labelled data.
     """
 
     data_count: int | None = None
-    """Number of sequences behind the update, granted. None takes the public number; without one it is guessed."""
+    """Granted number of sequences behind the update. None takes the public number; if there is none, the attack guesses."""
 
     goal: ClassVar[Literal["text", "words", "labels"]] = "labels"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
@@ -51,21 +52,21 @@ class CountsLabels:
 
     @property
     def grants(self) -> tuple[str, ...]:
-        """Name what the threat model grants beyond the update."""
+        """The names of the options that the threat model grants."""
         return tuple(name for name in ("auxiliary", "data_count") if getattr(self, name, None) is not None)
 
     def counted(
         self, shares: Tensor, seen: Observation, layer: OutputLayer, loss: HeadLoss, **facts: float
     ) -> Reconstruction:
-        """Return the counts nearest to shares.
+        """Return the counts that are nearest to the shares.
 
-        They are for the known or guessed number of sequences.
+        The counts add up to the known or guessed number of sequences.
 
         Args:
             shares: (C,) estimated n_c / B.
             seen: the observation.
             layer: its output layer.
-            loss: of the head.
+            loss: the head's loss.
             facts: further diagnostics.
         """
         known = batch_size(seen, self.data_count)
@@ -80,7 +81,7 @@ class CountsLabels:
 def batch_size(seen: Observation, granted: int | None = None) -> int | None:
     """Return the number of sequences behind the update, if an adversary knows it.
 
-    Sequences of all local steps count.
+    The sequences of all local steps are counted.
 
     Args:
         seen: its facts hold granted lengths and the protocol's batch size.
@@ -98,7 +99,7 @@ def batch_size(seen: Observation, granted: int | None = None) -> int | None:
 def smallest_batch(shares: Tensor) -> int:
     """Return the smallest B that makes every B * share nearly whole.
 
-    If no B does, this is the B that comes nearest.
+    If no B does so, return the B that comes nearest.
 
     Args:
         shares: (C,) estimated n_c / B.
@@ -116,12 +117,13 @@ def smallest_batch(shares: Tensor) -> int:
 def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -> tuple[int, ...]:
     """Return the whole numbers nearest to B * shares that add up to B.
 
-    None is below its known minimum. Rounding down and giving the rest to the largest remainders minimises the distance, in any norm.
+    No count is below its known minimum. The numbers are rounded down, and the classes with the largest remainders get the rest. This
+    minimises the distance in any norm.
 
     Args:
         shares: (C,) estimated n_c / B; they need not add up to 1.
         sequences: B.
-        fewest: (C,) as `fewest_of_each` gives them; None for zeros.
+        fewest: (C,) lower bounds from `fewest_of_each`; None for zeros.
 
     >>> whole_counts(torch.tensor([0.52, 0.26, 0.22, -0.01]), 4)
     (2, 1, 1, 0)
@@ -141,16 +143,16 @@ def whole_counts(shares: Tensor, sequences: int, fewest: Tensor | None = None) -
 
 
 def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequences: int | None) -> Tensor:
-    """Return (C,) lower bounds of the number of sequences of each class.
+    """Return (C,) lower bounds on the number of sequences of each class.
 
-    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c: Property 1 as a number. The bounds are zero
-    where d is not known to rounding: the bias is not shared, a declared defence changed it, it was clipped, or it is not float32. With class
-    weights they are zero, too, because B then stands for another number.
+    Probabilities are not negative, so d = mean p - n / B (LLG, Eq. 9) gives n_c >= -B d_c. This is LLG's Property 1 as a number. The
+    bounds are zero if d is not known up to rounding: the bias is not shared, a defence is declared, the update may be clipped, or it is
+    not float32. They are also zero with class weights, because the mean is then not over B.
 
     Args:
         seen: the observation.
         layer: its output layer.
-        loss: of the head.
+        loss: the head's loss.
         sequences: B; None if it is not known.
     """
     exact = not seen.facts.defenses and scale_is_known(seen) and seen.facts.dtype == "float32" and loss.weights is None
@@ -170,7 +172,8 @@ def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequen
 def on_the_simplex(values: Tensor) -> Tensor:
     """Return the nearest point whose entries are not negative and add up to 1.
 
-    Source: Held, Wolfe and Crowder 1974, as in Duchi et al. 2008, Fig. 1: one number is subtracted from all entries, and negative ones become 0.
+    One number is subtracted from all entries, and negative results become 0. Source: Held, Wolfe and Crowder 1974, as in Duchi et al.
+    2008, Fig. 1.
 
     Args:
         values: (C,).
@@ -187,7 +190,7 @@ def on_the_simplex(values: Tensor) -> Tensor:
 def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
     """Return the largest distance between B * share and its count.
 
-    Below 0.5 the counts are the shares, rounded.
+    If it is below 0.5, the counts are B times the shares, rounded.
     """
     sequences = sum(counts)
     return float((sequences * shares - torch.tensor(counts, dtype=shares.dtype, device=shares.device)).abs().max())
@@ -196,13 +199,14 @@ def misfit(shares: Tensor, counts: tuple[int, ...]) -> float:
 def solve_shares(predicted: Tensor, gradient: Tensor, loss: HeadLoss) -> Tensor:
     """Return (C,) shares n / B as the solution of a linear system.
 
-    The system is (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them. The columns of P - 1 add up to 0, so without
-    smoothing they leave one direction of x open; the sum of the shares, 1, closes it. The pseudo-inverse solves it, as in iLRG (Ma et al. 2023).
+    The system is (1 - e) x + e / C = x P - d, where x are the shares as the loss weighs them. Each row of P - 1 adds up to 0, so without
+    smoothing the system leaves one direction of x open. The sum of the shares, 1, is a further equation that determines it. The
+    pseudo-inverse solves it, as in iLRG (Ma et al. 2023).
 
     Args:
         predicted: (C, C) mean probabilities P_ji of class i for sequences of class j.
         gradient: (C,) of the logits, d.
-        loss: of the head, with its smoothing e.
+        loss: the head's loss, with its smoothing e.
     """
     identity = torch.eye(len(gradient), dtype=torch.float64, device=gradient.device)
     system = torch.cat([(1 - loss.smoothing) * identity - predicted.double().T, torch.ones_like(identity[:1])])

@@ -1,8 +1,8 @@
 """Test whether class counts can be told from noise.
 
-Every attack that counts labels is asked. There are few possible count vectors, so noise alone hits the true one often: with two classes
-and one label in half of the steps. Counts differ from noise if the output layer's update has more energy than noise, and if further noise does
-not change them.
+Every attack that counts labels uses this test. There are few possible count vectors, so counts of pure noise are often right by chance:
+with two classes and one label, in half of the steps. The test is passed if the output layer's update has more energy than noise, and if
+further noise does not change the counts.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
 
 FURTHER_NOISE = 2.0
-"""Standard deviation of the further noise, in units of the present noise. Our choice: two classes that differ by noise alone differ by three
-deviations in one update of 100 (Laplace noise), and these draws exchange them in nearly nine cases of ten."""
+"""Standard deviation of the further noise, in units of the present noise. Our choice: if two classes differ by noise alone, they differ
+by three standard deviations in one of 100 updates (Laplace noise). In nearly nine of ten such cases, further draws of this size exchange
+the two classes."""
 
 DRAWS = 30
-"""Updates with further noise in which the counts must stay the same. Our choice. In 20,000 draws of noise alone the smallest of two entries stayed
-the smallest in all of these updates in 0.5 % (Laplace) and 0.2 % (Gaussian) of the draws, that of three or more in at most 0.1 %."""
+"""Number of updates with further noise in which the counts must stay the same. Our choice. In 20,000 draws of noise alone, the smallest
+of two entries stayed the smallest in all these updates in 0.5 % (Laplace) and 0.2 % (Gaussian) of the draws; the smallest of three or
+more entries in at most 0.1 %."""
 
 
 def count_in_noise(
     seen: Observation, layer: OutputLayer, rng: torch.Generator, count: Callable[[Observation], Reconstruction]
 ) -> Reconstruction:
-    """Count labels, and say whether the counts differ from noise (`counts_told`).
+    """Count labels, and test whether the counts differ from noise.
 
-    Without noise they do. The draws are a parametric bootstrap: FURTHER_NOISE times the present noise is added to the output layer's update, and the
-    labels are counted again.
+    `counts_told` of the result holds the answer; without noise it is not changed. The draws are a parametric bootstrap: FURTHER_NOISE
+    times the present noise is added to the output layer's update, and the labels are counted again.
 
     Args:
         seen: the observation.
         layer: its output layer.
         rng: draws the further noise; a CPU generator.
-        count: the attack, from an observation to counts; called once if there is no noise.
+        count: the attack, from an observation to counts. It is called only once if there is no noise.
     """
     found = count(seen)
     sigma = noise_in(seen, seen.update[layer.weight]) if layer.weight in seen.update else seen.noise_sigma

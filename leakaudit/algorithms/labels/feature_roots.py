@@ -1,22 +1,22 @@
-"""Every sequence's features, read out of one feed-forward part of the model.
+"""Recovery of each sequence's features from a feed-forward part's update.
 
-The part is linear layer, activation, linear layer.
+The part consists of a linear layer, an activation and a second linear layer.
 
-Letters: B sequences, D features into the first linear layer, M out of it, f the activation.
+Letters: B sequences, D inputs (features) and M outputs of the first linear layer, f the activation.
 
-Near the output of a classifier only one row a sequence has a gradient: the class token of an encoder's last block, or a hidden
-layer of a picture classifier. There the two updates are dW1 = sum_k e_k x_k^T and dW2 = sum_k g_k u_k^T with u_k = f(W1 x_k + b1), so
+Near the output of a classifier, only one row of each sequence has a gradient: the class token in an encoder's last block, or a hidden
+layer of a picture classifier. The two updates are then dW1 = sum_k e_k x_k^T and dW2 = sum_k g_k u_k^T with u_k = f(W1 x_k + b1), so
 their row spaces are X = span{x_k} and U = span{u_k}, both of dimension B while B is small enough. Every x of the batch is
 therefore a root, within X, of
 
     r(x) = f(W1 x + b1) - its projection on U:
 
-B unknowns and M - B equations, so other roots do not occur. The roots are the batch's features, and the rank says how many there
-are. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
+There are B unknowns and M - B equations, so other roots do not occur. The roots are the features of the batch, and the rank of the
+updates is their number. Source: the row spaces are DAGER's observation (Petrov et al. 2024, Sec. 4.1); the rest is derived here.
 
-Levenberg's damped Gauss-Newton method finds roots from random starts. The residual is divided by the distance from a hyperplane
-through the origin and all known roots, which keeps further starts away from them (deflation as in Farrell et al. 2015, with a
-plane instead of points). The origin is a root of its own if the first layer's bias is zero.
+Levenberg's damped Gauss-Newton method finds roots from random starts. The residual is multiplied by a factor that grows
+near a hyperplane through the origin and all known roots. This keeps further searches away from the known roots (deflation as in Farrell
+et al. 2015, with a plane instead of points) and from the origin, which is a root if the first layer's bias is zero.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from leakaudit.errors import AnatomyError
 from leakaudit.plugins.budget import Budget
 
 CLEAR_GAP = 20.0
-"""Least factor between the last singular value that counts and the next. Measured on MiniLM: 100 or more for up to 128 sequences, and far
-less if there is no gap."""
+"""Smallest ratio between the last singular value that counts and the next one. Measured on MiniLM: 100 or more for up to 128 sequences,
+and far less if there is no gap."""
 
 NOTHING = 1e-9
-"""Singular values below this share of the largest are rounding. Our choice: float32 updates leave about 1e-8."""
+"""Singular values below this share of the largest count as rounding. Our choice: float32 updates leave about 1e-8."""
 
 IS_ROOT = 1e-2
 """Length of r over that of f(W1 x + b1) up to which x counts as found. Measured: 1e-5 or less at roots, 1e-3 in the weakest
-directions of 128 sequences, 0.9 where the search ends elsewhere."""
+directions of 128 sequences, 0.9 if the search ends at a point that is no root."""
 
 SAME_ROOT = 1e-3
-"""Relative distance up to which two roots are one."""
+"""Relative distance up to which two roots count as the same."""
 
 TURNS = 40
-"""Gauss-Newton steps a start. Measured: 8 on average for 32 sequences, 25 for 128."""
+"""Most Gauss-Newton steps from one start. Measured: 8 on average for 32 sequences, 25 for 128."""
 
 REACH = 4.0
-"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the same roots
-again and again; 2 and 4 avoid this."""
+"""Distance of starts from the centre, in units of the scatter of dummy inputs. Measured on training texts: with 1 the search finds the
+same roots again and again; 2 and 4 avoid this."""
 
 OTHER_REACHES = (1.0, 0.5, 2.0, 0.25)
-"""Factors of REACH, tried in turn after four starts without a new root each: the last root may lie near the others, or far away. Our choice."""
+"""Factors of REACH. The next factor is tried after every four starts without a new root, because the last root may lie near the others
+or far away. Our choice."""
 
 POLE = 2.0
 """Distance from the hyperplane of known roots at which the deflated residual has doubled. Measured with `REACH`."""
 
 FRUITLESS = 64
-"""Starts in a row without a new root after which the search ends. Our choice."""
+"""The search ends after this many starts in a row without a new root. Our choice."""
 
 
 def row_space(update: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def row_space(update: Tensor) -> Tensor:
             "layer is wide, several local steps, or a defence that changes every entry"
         )
     clear = (ratio >= CLEAR_GAP).nonzero().flatten()
-    basis: Tensor = rows[: int(clear[-1]) + 1]  # the last gap: earlier gaps separate classes, not sequences
+    basis: Tensor = rows[: int(clear[-1]) + 1]  # up to the last gap: earlier gaps separate classes, not sequences
     return basis
 
 
@@ -87,7 +88,7 @@ class Roots:
     features: Tensor
     """(N, D) float64."""
     wanted: int
-    """Number of features in the update."""
+    """Number of features that the update holds."""
     starts: int
 
 
@@ -110,7 +111,7 @@ def find_roots(
         activation: elementwise.
         inner: (B, D) orthonormal basis of X.
         outer: (B, M) orthonormal basis of U.
-        centre: (D,) expected place of features.
+        centre: (D,) expected mean of the features.
         scatter: their expected distance from it.
         rng: draws the starts; a CPU generator.
         budget: checked before each start.
@@ -134,7 +135,7 @@ def find_roots(
         if error < IS_ROOT:
             found, error = _descend(found, mixed, bias, activation, outer, None)
         fruitless += 1
-        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # not the origin, where the plane may leave it
+        far = float(found.norm()) > SAME_ROOT * float(start.norm())  # not the origin, which may be a root itself
         if error < IS_ROOT and far and not bool(((known - found).norm(dim=1) < SAME_ROOT * found.norm()).any()):
             known = torch.cat([known, found[None]])
             fruitless = 0
@@ -149,10 +150,10 @@ def _descend(
     outer: Tensor,
     plane: Tensor | None,
 ) -> tuple[Tensor, float]:
-    """Return where Levenberg's method ends, and |r| / |f| there.
+    """Return the end point of Levenberg's method, and |r| / |f| there.
 
-    With `plane` (B,) the residual is m r, m = 1 + (POLE / (plane . c))^2, whose logarithm has the gradient h; the Gauss-Newton matrix
-    of m r is m^2 (J + r h^T)^T (J + r h^T).
+    With `plane` (B,) the residual is m r with m = 1 + (POLE / (plane . c))^2. Let J be the Jacobian of r, and h the gradient of log m. The
+    Gauss-Newton matrix of m r is then m^2 (J + r h^T)^T (J + r h^T).
     """
 
     def residual(c: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -172,7 +173,7 @@ def _descend(
     for _ in range(TURNS):
         jacobian = (
             slope.float()[:, None] * rough[0]
-        )  # (M, B), before the projection; float32 will do for the way, not for r
+        )  # (M, B), before the projection; float32 is enough for the steps, but not for r
         inside = rough[1] @ jacobian
         matrix = (jacobian.T @ jacobian - inside.T @ inside).double()
         pull = mixed.T @ (slope * r)

@@ -1,8 +1,8 @@
-"""The loss of a classifier's head: which gradient a label leaves.
+"""The loss of a classifier's head, and the gradient that it gives labels.
 
 Letters: B examples, C classes. With mean cross-entropy the gradient of the logits is d = mean p - n / B (LLG, Eq. 9). Two
-variants change it in a public way that can be undone: label smoothing e replaces n / B by (1 - e) n / B + e / C, and class weights w
-weigh every example by the weight of its class, so that shares become w_c n_c / sum_j w_j n_j.
+variants change it in a way that is public and can be reversed. Label smoothing e replaces n / B by (1 - e) n / B + e / C. Class weights
+w give every example the weight of its class, so that shares become w_c n_c / sum_j w_j n_j.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class HeadLoss:
     weights: Tensor | None = None
     """(C,) class weights; None if all are equal."""
     summed: bool = False
-    """The loss is the sum over the batch and not its mean: gradients are B times as large."""
+    """Whether the loss is the sum over the batch and not its mean. Gradients are then B times as large."""
 
     def shares(self, weighted: Tensor) -> Tensor:
-        """Return (C,) shares n_c / B from the gradient's mean p - d.
+        """Return (C,) shares n_c / B, computed from mean p - d.
 
         Args:
-            weighted: (C,).
+            weighted: (C,) mean p - d: the shares as the loss weighs and smooths them.
         """
         return self.unweighted((weighted - self.smoothing / len(weighted)) / (1 - self.smoothing))
 
@@ -50,7 +50,7 @@ def head_loss(seen: Observation) -> HeadLoss:
     """Return the loss of the head.
 
     Raises:
-        AnatomyError: its labels are not classes, or its gradient is not the one that label attacks read.
+        AnatomyError: the labels are not classes, or label attacks cannot read the gradient of this loss.
     """
     criterion = getattr(seen.model, "criterion", None)
     if criterion is None:
@@ -82,7 +82,7 @@ def mean_gradient(gradient: Tensor, loss: HeadLoss, count: int | None) -> Tensor
 
     Args:
         gradient: any part of the update.
-        loss: of the head.
+        loss: the head's loss.
         count: B; None if it is not known.
 
     Raises:

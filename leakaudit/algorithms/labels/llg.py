@@ -13,11 +13,12 @@ from leakaudit.errors import AnatomyError
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
 Read = Literal["auto", "bias", "rows"]
-"""What stands for LLG's g: the bias's update (`auto` takes it where it is shared), or the row sums of the weight's update."""
+"""The numbers that are used as LLG's g: the bias's update, or the row sums of the weight's update. `auto` takes the bias if its update
+is shared."""
 
 
 def can_read(seen: Observation, read: Read = "auto") -> Applicability:
-    """Say whether there is an output layer with what is to be read."""
+    """Return whether there is an output layer whose update `read` can use."""
     try:
         layer = find_output_layer(seen)
     except AnatomyError as error:
@@ -46,15 +47,15 @@ def extract_labels(
 ) -> tuple[int, ...]:
     """Count labels by LLG, Algorithm 1.
 
-    Two departures: noise can make more classes negative than there are sequences; then only the most negative are taken. And where
-    the bias says how many sequences of a class there are at least, so many are taken first instead of one.
+    We change it in two ways. Noise can make more classes negative than there are sequences; then only the most negative ones are taken. And
+    if the bias gives a lower bound on the sequences of a class, that many are taken first instead of one.
 
     Args:
         gradient: (C,) the paper's G.
         sequences: B, the paper's |D|.
-        impact: the paper's m, negative; 0 if no gradient is.
+        impact: the paper's m, negative; 0 if no gradient is negative.
         offsets: (C,) the paper's S.
-        fewest: (C,) as `fewest_of_each` gives them; None for zeros.
+        fewest: (C,) lower bounds from `fewest_of_each`; None for zeros.
 
     Returns:
         (C,) counts that add up to `sequences`.

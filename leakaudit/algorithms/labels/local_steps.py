@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:
-    """Give the model the weights after the client's steps, inside the block.
+    """Set the weights after the client's steps while the block runs.
 
     Args:
-        model: with the weights before.
+        model: the model with the weights before the steps.
         update: (weights before - weights after) / rate.
         rate: learning rate times steps.
     """

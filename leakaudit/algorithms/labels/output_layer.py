@@ -1,8 +1,8 @@
-"""The gradient of the logits, read out of the output layer's update.
+"""The gradient of the logits, read from the output layer's update.
 
-The output layer is found by structure.
+The output layer is found by its structure, not by its name.
 
-Letters: B sequences, T tokens, H features going into the output layer, C classes.
+Letters: B sequences, T tokens, H inputs (features) of the output layer, C classes.
 
 For a linear output layer `z = W a + b` with mean cross-entropy over B sequences, the gradient of class c's logit is
 
@@ -10,12 +10,12 @@ For a linear output layer `z = W a + b` with mean cross-entropy over B sequences
 
 and the update of the layer is dW_c = mean_k d_c(k) a(k) (Eq. 12) and db_c = d_c. LLG and iDLG use row sums of dW,
 which have the sign of d_c only if the features a are non-negative (LLG, Property 1). In transformers they are not: the sum of a tanh
-pooler's features has either sign, and those of a fresh LayerNorm sum to exactly 0. So the bias is read if it is shared, because it
-is d_c itself. Without a bias, the rows are projected on the mean feature of neutral inputs, which the public model gives, instead of on the
-vector of ones. An attack that uses no model projects the rows on their own main direction, which is what the features have in common.
+pooler's features has either sign, and the features of a new LayerNorm add up to exactly 0. So the bias's update is read if it is shared,
+because it is d_c itself. Without it, the rows are not projected on the vector of ones, but on the mean feature of neutral inputs, which the
+public model gives. An attack that uses no model projects the rows on their own main direction, which the features have in common.
 
-Under declared noise a bias entry is one noisy number, while its row of the weight's update holds H more of them: both are
-weighed by their errors. A bias entry that a declared defence set to zero is computed from the others, because they all add up to 0.
+Under declared noise, a bias entry is one noisy number, and its row of the weight's update holds H more. The two estimates are weighed by
+their errors. If a declared defence set a bias entry to zero, it is computed from the others, because all entries add up to 0.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.structure import find_output_head, head_outputs
 
 NEUTRAL_SEQUENCES = 32
-"""Random sequences whose mean stands for what the model says about any input. Our choice: the mean of 32 is within a fifth of
-one sequence's deviation, and they cost one forward pass."""
+"""Number of random sequences whose mean estimates the model's output for any input. Our choice: the error of a mean of 32 is within a
+fifth of one sequence's deviation, and they cost one forward pass."""
 
 NEUTRAL_TOKENS = 12
-"""Random tokens in each of them, special tokens aside. Our choice: a short sentence."""
+"""Random tokens in each of these sequences, without special tokens. Our choice: a short sentence."""
 
 ROUNDED = 0.02
-"""Largest column sums of an output layer's update that rounding explains, as a share of the update. Our choice: bf16 gives 0.004, noise as large
-as the update gives 1."""
+"""Largest column sums of an output layer's update that count as rounding, as a share of the update. Our choice: bf16 gives 0.004, and
+noise as large as the update gives 1."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class Neutral:
     """Outputs of the public model for inputs that have nothing to do with the batch."""
 
     features: Tensor
-    """(N, H) what goes into the output layer, one row for each random sequence."""
+    """(N, H) inputs of the output layer, one row for each neutral input."""
     probabilities: Tensor
     """(C,) mean predicted probability of each class."""
 
     @property
     def positive(self) -> bool:
-        """Whether no feature is ever negative, which LLG's Property 1 asks for."""
+        """Whether no feature is negative, as LLG's Property 1 requires."""
         return bool((self.features >= 0).all())
 
 
 NeutralInputs = Literal["random", "zeros", "ones"]
-"""Inputs that a white-box adversary feeds the model: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
+"""Neutral inputs of a white-box adversary: random words or pixels, or black or white pictures (LLG, Sec. 6.1)."""
 
 
 def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer:
@@ -81,10 +81,10 @@ def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer
 
     Args:
         seen: the observation.
-        frozen: the layer is wanted even if its update is not shared.
+        frozen: also accept a layer whose update is not shared.
 
     Raises:
-        AnatomyError: the task has no classes, the loss is not one cross-entropy a sequence, there is no such layer, or
+        AnatomyError: the task has no classes, the loss is not one cross-entropy for each sequence, there is no such layer, or
             its update is not shared.
     """
     classes = number_of_classes(seen)
@@ -98,7 +98,7 @@ def find_output_layer(seen: Observation, *, frozen: bool = False) -> OutputLayer
 
 
 def number_of_classes(seen: Observation) -> int:
-    """Return C, the number of classes of a task with one class a sequence.
+    """Return C, the number of classes; each sequence has one class.
 
     Raises:
         AnatomyError: it is another task, such as regression or multi-label classification.
@@ -129,8 +129,8 @@ def check_gradient(facts: PublicFacts) -> None:
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
     """Return the gradient of the logits d, (C,) in float64.
 
-    With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2 with m the mean neutral feature:
-    exact in sign where a sequence's feature has a positive inner product with m, and too small by their cosine.
+    With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
+    sign of the estimate is right if a sequence's feature has a positive inner product with m. Its size is too small by their cosine.
     """
     mean = neutral.features.double().mean(dim=0)  # (H,)
     length = mean.square().sum().clamp_min(1e-30)
@@ -141,7 +141,7 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     sigma = seen.noise_sigma
     if sigma == 0.0:
         return bias
-    # Both estimate d_c: the bias has the error of the noise, the projection less noise and the spread of the features.
+    # Both estimate d_c. The bias has the error of the noise; the projection has less noise, and the error of the features' spread.
     spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
     weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
     return (1 - weight) * bias + weight * projected
@@ -150,7 +150,7 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
     """Return (C,) the bias's update in float64; None if it was not sent.
 
-    All entries add up to 0. Entries that a declared defence set to zero share what is missing from the sum of the others.
+    All entries add up to 0. If a declared defence set entries to zero, they share minus the sum of the others equally.
     """
     if layer.bias is None or not bool(seen.update[layer.bias].any()):
         return None
@@ -165,7 +165,8 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
     """Return the standard deviation of the noise on an output layer's update.
 
     The gradient of a softmax's logits adds up to 0 over the classes, and so does every column of the weight's update. A sum that is not 0
-    shows rounding, or noise that nobody declared. Declared defences may change the sum as well, so their declaration is believed.
+    shows rounding, or noise that was not declared. Declared defences and tied weights may also change the sum, so the
+    declared noise is then returned.
 
     Args:
         seen: the observation.
@@ -180,8 +181,8 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
 def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
     """Return (C,) the logits' gradient up to a positive factor, without the model.
 
-    dW = sum_k d(k) a(k)^T has nearly rank one if the features have a common part, and d is its main left direction. The sign is
-    open: a label makes one entry clearly negative and many entries slightly positive, so the largest entry is taken to be negative.
+    dW = sum_k d(k) a(k)^T has nearly rank one if the features have a common part, and d is its main left direction. This leaves the sign
+    open. A label makes one entry clearly negative and many entries slightly positive, so we assume that the largest entry is negative.
     """
     left, strength, _ = torch.linalg.svd(seen.update[layer.weight].double(), full_matrices=False)
     main = left[:, 0] * strength[0]
@@ -192,13 +193,13 @@ def own_direction(seen: Observation, layer: OutputLayer) -> Tensor:
 def neutral_outputs(
     seen: Observation, layer: OutputLayer, rng: torch.Generator, dummy: NeutralInputs = "random"
 ) -> Neutral:
-    """Run the public model on random tokens, or on pictures of noise.
+    """Run the public model on random tokens, or on dummy pictures.
 
     Args:
         seen: gives model and vocabulary.
-        layer: whose inputs are wanted.
-        rng: draws them; a CPU generator.
-        dummy: kind of pictures; text is always random.
+        layer: the layer whose inputs are returned as features.
+        rng: draws the inputs; a CPU generator.
+        dummy: kind of pictures. Text is always random.
     """
     features, logits = head_outputs(seen.model, layer.module, neutral_inputs(seen, rng, dummy))
     return Neutral(features=features, probabilities=logits.double().softmax(dim=1).mean(dim=0))
@@ -209,7 +210,7 @@ def neutral_inputs(
 ) -> dict[str, Tensor]:
     """Return neutral inputs as keyword arguments of the model's forward.
 
-    They are on the model's device.
+    They lie on the model's device.
     """
     device = next(seen.model.parameters()).device
     if isinstance(seen.model, ArrayClassifier):

@@ -1,6 +1,6 @@
 """Language models for priors: n-gram counts and a small trained transformer.
 
-It may import `plugins` and `models`.
+The package may import `plugins` and `models`.
 """
 
 __all__ = ["kneser_ney", "token_scorer", "training"]

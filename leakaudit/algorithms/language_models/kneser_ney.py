@@ -21,9 +21,10 @@ Ids = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 BASE = 1 << 22
-"""A key is (number of the n-gram's beginning one order below) * BASE + (last token): no vocabulary is that large."""
+"""Larger than every vocabulary. The key of an n-gram is (number of its first n - 1 tokens among the shorter n-grams) * BASE + (last
+token)."""
 START, END = BASE - 1, BASE - 2
-"""Tokens of our own around every sentence; an end is predicted, a start never is."""
+"""Tokens of our own before and after every sentence. The model predicts an end, but never a start."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,20 @@ class NgramOrder:
     """The n-grams of one length, and the tokens that follow them."""
 
     keys: Ids
-    """Sorted keys; an n-gram's number is its place here."""
+    """Sorted keys. The number of an n-gram is the index of its key."""
     counts: Ids
-    """Kneser-Ney counts: for the longest n-grams how often each occurs, for shorter ones after how many different tokens."""
+    """Kneser-Ney counts. For the longest n-grams: how often each occurs. For shorter ones: after how many different tokens each occurs."""
     shorter: int
     """Number of n-grams one token shorter."""
 
     def find(self, beginnings: Ids, tokens: Ids) -> Ids:
-        """Return the numbers of n-grams from their beginnings' numbers and last tokens.
+        """Return the numbers of n-grams, given their beginnings and last tokens.
 
-        An n-gram that never occurred has the number -1.
+        The number of an n-gram that never occurred is -1.
+
+        Args:
+            beginnings: numbers of the n-grams without their last tokens.
+            tokens: the last tokens.
         """
         wanted = beginnings * BASE + tokens
         at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
@@ -50,8 +55,9 @@ class NgramOrder:
     def discounts(self) -> Numbers:
         """Return (4,) the discounts of counts 0, 1, 2, and 3 or more.
 
-        D(i) = i - (i + 1) Y n_(i+1) / n_i with Y = n_1 / (n_1 + 2 n_2). In a small text, or one of a single pattern, the counts of counts may
-        give no value between 0 and i. The discount is then i / 2, our choice, so that seen and unseen n-grams both keep some probability.
+        D(i) = i - (i + 1) Y n_(i+1) / n_i with Y = n_1 / (n_1 + 2 n_2). In a small text, or one of a single pattern, the counts of
+        counts may give no value between 0 and i. The discount is then i / 2, our choice, so that seen and unseen n-grams both keep some
+        probability.
         """
         n1, n2, n3, n4 = (int((self.counts == i).sum()) for i in (1, 2, 3, 4))
         y = n1 / (n1 + 2 * n2) if n1 else 0.0
@@ -65,9 +71,9 @@ class NgramOrder:
 
     @cached_property
     def after(self) -> tuple[Numbers, Numbers]:
-        """Return total counts of continuations, and shares for the order below.
+        """Return the total count after each beginning, and the order below's share.
 
-        Both have one entry for every beginning.
+        The share is the probability that the discounts leave to the shorter n-grams. Both have one entry for every beginning.
         """
         beginnings = self.keys // BASE
         total: Numbers = np.bincount(beginnings, self.counts, self.shorter).astype(np.float64)
@@ -95,7 +101,7 @@ class KneserNey:
         """
         ids, sentence = _flat(sentences)
         beginnings = np.zeros(len(ids), dtype=np.int64)
-        found: list[tuple[Ids, Ids, Ids]] = []  # keys, raw counts, where each occurs first
+        found: list[tuple[Ids, Ids, Ids]] = []  # keys, raw counts, and the place at which each n-gram first occurs
         numbers: list[Ids] = []  # of the n-gram at each place; -1 if it would cross the end of its sentence
         for n in range(1, order + 1):
             places = _inside(sentence, n) & (beginnings >= 0)
@@ -115,7 +121,7 @@ class KneserNey:
         for n, (keys, raw, first) in enumerate(found):
             counts = raw
             if n + 1 < len(found):
-                endings = numbers[n][found[n + 1][2] + 1]  # of each distinct longer n-gram all but its first token
+                endings = numbers[n][found[n + 1][2] + 1]  # each distinct longer n-gram without its first token
                 counts = np.where(ids[first] == START, raw, np.bincount(endings, minlength=len(keys)))
             if n == 0:
                 counts = np.where(keys == START, 0, counts)
@@ -166,7 +172,7 @@ class KneserNey:
                 tokens = order.keys[low:high] % BASE
                 sure = (order.counts[low:high] - order.taken[low:high]) / total[context]
                 p[row] *= left[context]
-                ours = tokens != START  # the model begins a sentence by itself; that has a count of 0
+                ours = tokens != START  # START has a count of 0: it is never predicted
                 np.add.at(p[row], np.where(tokens[ours] == END, self.size, tokens[ours]), sure[ours])
         return p
 
@@ -186,7 +192,7 @@ def _flat(sentences: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
 
 
 def _inside(sentence: Ids, n: int) -> NDArray[np.bool_]:
-    """Return (M,) whether the n tokens from each place on lie in one sentence."""
+    """Return (M,) whether the n tokens that start at each place share a sentence."""
     fits = np.zeros(len(sentence), dtype=np.bool_)
     reach = len(sentence) - n + 1
     if reach > 0:

@@ -14,7 +14,7 @@ from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.plugins.prior_protocol import frame_of, words_of
 
 LOGITS = 1 << 25
-"""Most logits of one pass, 128 MB in float32. Our choice: a few hundred short candidates in a handful of passes."""
+"""Most logits of one pass, 128 MB in float32. Our choice: a few hundred short candidates then need only a few passes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TokenScorer:
     vocabulary: Vocabulary
     """Vocabulary of the sequences that are scored."""
     frame: Vocabulary | None = None
-    """Vocabulary with the begin and end of text that the model was trained with; None takes `vocabulary`."""
+    """Vocabulary with the tokens that began and ended a text in the model's training. None takes `vocabulary`."""
 
     def nll(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return each sequence's mean negative log-likelihood per scored token, in nats."""
@@ -34,14 +34,14 @@ class TokenScorer:
         return [nats / scored if scored else math.log(self.vocabulary.size) for nats, scored in totals]
 
     def totals(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
-        """Return the nats of each text, and its number of scored tokens.
+        """Return each text's total nats, and its number of scored tokens.
 
         Args:
             texts: N texts without special tokens.
         """
         frame = self.frame or self.vocabulary
         start, end = frame_of(frame)
-        given = max(1, len(start))  # what begins a text is given; without it nothing is said about the first token
+        given = max(1, len(start))  # tokens that begin a text are not scored; without any, the first token is not
         windows = [
             (row, *window)
             for row, text in enumerate(texts)
@@ -60,7 +60,7 @@ class TokenScorer:
     def next_token_nll(self, prefixes: Sequence[Sequence[int]]) -> Tensor | None:
         """Return (N, V) nats of every token after each prefix.
 
-        None if no token begins a text.
+        None if a prefix is empty and no token begins a text.
         """
         start, _ = frame_of(self.frame or self.vocabulary)
         framed = [[*start, *words_of(prefix, self.vocabulary)] for prefix in prefixes]
@@ -71,12 +71,12 @@ class TokenScorer:
             logits = self._logits([framed[row] for row in rows])  # (rows, T, V)
             last = torch.tensor([len(framed[row]) - 1 for row in rows], device=logits.device)
             nats = -logits[torch.arange(len(rows)), last].float().log_softmax(dim=1).cpu()  # (rows, V of the model)
-            known = min(nats.shape[1], self.vocabulary.size)  # either table may have rows that stand for no token
+            known = min(nats.shape[1], self.vocabulary.size)  # either may have more rows
             found[rows, :known] = nats[:, :known]
         return found
 
     def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the rows of each pass, sorted by length so that little is padding."""
+        """Return the rows of each pass, sorted by length to keep padding small."""
         order = sorted(range(len(lengths)), key=lambda row: lengths[row])
         chunks: list[list[int]] = []
         for row in order:
@@ -88,7 +88,10 @@ class TokenScorer:
 
     @torch.no_grad()
     def _nats(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return for each text the nats of all tokens but the first, and of padding."""
+        """Return for each text the nats of all tokens but the first.
+
+        Values of padding follow after the text's own.
+        """
         longest = max(map(len, texts))
         if longest < 2:
             return [torch.zeros(0) for _ in texts]
@@ -105,9 +108,10 @@ class TokenScorer:
         return logits
 
     def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return (rows, T) ids, filled up on the right, where nothing before looks.
+        """Return (rows, T) ids, padded on the right.
 
-        A victim's table may have rows beyond its tokenizer's tokens. To a model without them they are its last token.
+        A causal model does not look at tokens to the right, so the padding changes nothing. A victim's table may have rows beyond its
+        tokenizer's tokens. If the model has no such row, its last token replaces the id.
         """
         ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
         for row, text in enumerate(texts):
@@ -119,10 +123,10 @@ class TokenScorer:
 def _windows(ids: Sequence[int], given: int, longest: int) -> list[tuple[Sequence[int], int]]:
     """Cut a text into windows of at most `longest` tokens.
 
-    Every token is scored once, in the first window that holds it; after the first window it has half a window before it.
+    Every token is scored once, in the first window that holds it. In all windows but the first, at least half a window precedes it.
 
     Returns:
-        Windows, each with the number of its tokens that are not scored in it.
+        Windows, each with the number of its first tokens that are not scored in it.
 
     >>> _windows([1, 2, 3, 4, 5, 6, 7], given=1, longest=4)
     [([1, 2, 3, 4], 1), ([3, 4, 5, 6], 2), ([5, 6, 7], 2)]

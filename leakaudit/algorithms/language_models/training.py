@@ -1,6 +1,6 @@
 """Training of a small causal language model for any tokenizer, on a CPU.
 
-N texts, T tokens of one text.
+Letters: T tokens of a text, ROWS texts of a batch.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch.nn import functional
 from leakaudit.errors import PriorError
 
 hf: Any = transformers
-"""Its classes are built by name at run time, which a type checker cannot follow."""
+"""The library builds its classes by name at run time, which a type checker cannot follow."""
 
 LAYERS, HIDDEN, HEADS = 2, 256, 4
 """Our choice, for a CPU. With a vocabulary of 30,000 tokens the output layer takes nearly all of the time."""
 LONGEST = 64
-"""Tokens of a text that are read in training, and positions of the model. Our choice: several times a usual sentence."""
+"""Most tokens of a text that training reads, and number of positions of the model. Our choice: several times a usual sentence."""
 ROWS = 32
 LEARNING_RATE = 2e-3
-"""Highest rate, of AdamW. Our choice, not tuned. The rate falls linearly to the end of the time."""
+"""Highest learning rate of AdamW. Our choice, not tuned. The rate falls linearly until the training time ends."""
 WARMUP = 20
-"""Steps until the highest rate is reached."""
+"""Steps in which the learning rate rises to the highest."""
 
 
 class Progress(NamedTuple):
-    """How far training is."""
+    """The progress of training."""
 
     step: int
     share: float
-    """Of the time."""
+    """Share of the training time that has passed."""
     nats: float
     """Mean negative log-likelihood per token of the latest batch."""
 
@@ -57,10 +57,10 @@ def train_causal_lm(
     Each text stands between a start and an end token. The number of steps depends on the machine, so two machines give two models.
 
     Args:
-        texts: to learn from.
-        tokenizer: of the model.
+        texts: texts to learn from.
+        tokenizer: the model's.
         minutes: training time by `clock`, above 0; at least one step is taken.
-        seed: of weights and order.
+        seed: seed of the first weights and of the order of the texts.
         clock: returns seconds.
         report: called after every step.
 
@@ -98,7 +98,7 @@ def train_causal_lm(
 
 
 def save_causal_lm(folder: Path, model: nn.Module, tokenizer: Any) -> None:
-    """Write the model and its tokenizer, as the prior `causal-lm` reads them.
+    """Write the model and its tokenizer for the prior `causal-lm`.
 
     Raises:
         PriorError: the folder cannot be written.
@@ -113,7 +113,7 @@ def save_causal_lm(folder: Path, model: nn.Module, tokenizer: Any) -> None:
 def held_out(texts: Sequence[str], share: float, seed: int = 0) -> tuple[list[str], list[str]]:
     """Split distinct texts into training texts and held-out texts.
 
-    The held-out texts are a random share, and at least one of two.
+    The held-out texts are a random share. If the share is above 0 and there are two texts or more, each part gets at least one.
     """
     distinct = list(dict.fromkeys(texts))
     random.Random(seed).shuffle(distinct)
@@ -126,13 +126,13 @@ def perplexity(nll: Sequence[float], tokens: Sequence[int]) -> float:
 
     Args:
         nll: mean nats per token of each text.
-        tokens: number of tokens of each mean.
+        tokens: number of tokens in each mean.
     """
     return math.exp(sum(n * t for n, t in zip(nll, tokens, strict=True)) / sum(tokens))
 
 
 def frame(tokenizer: Any) -> tuple[int, int]:
-    """Return a token to begin and one to end a text with.
+    """Return the tokens that begin and end a text.
 
     Raises:
         PriorError: the tokenizer has no special token at all.

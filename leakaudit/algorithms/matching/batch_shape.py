@@ -1,6 +1,6 @@
 """The shape of a batch: number of sequences, their lengths, public tokens.
 
-Gradient matching needs the shape before it starts. It is granted, or guessed from the update.
+Gradient matching needs the shape before it starts. The shape is granted, or guessed from the update.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from leakaudit.models.structure import anatomy_of, find_last_feed_forward, input
 from leakaudit.models.vocabulary import Vocabulary
 
 CLEAR_GAP = 1e4
-"""Ratio of neighbouring singular values above which the first belongs to a sequence and the second does not. Measured
-on MiniLM (train): 1e6 and more for up to 8 sequences; rounding to bf16 leaves 9 and less."""
+"""If the ratio of two neighbouring singular values is above this, the larger belongs to a sequence and the smaller does not.
+Measured on MiniLM (training texts): 1e6 and more for up to 8 sequences; with rounding to bf16, at most 9."""
 
 MOST_SEQUENCES = 0.125
-"""Share of the hidden size up to which a rank counts as a number of sequences. Our choice: heavy pruning and signs
-leave clear gaps at half of it, and gradient matching does not read that many sequences anyway."""
+"""A rank counts as a number of sequences up to this share of the hidden size. Our choice: heavy pruning and signs leave clear
+gaps at half of the hidden size, and gradient matching cannot recover that many sequences anyway."""
 
 EXACT_SHARE = 1e-6
-"""Share of an input's power outside the span up to which it counts as inside. Our choice: float32 leaves 1e-10 for true
-inputs; the same token at the next position has a twentieth outside."""
+"""An input counts as inside the span if at most this share of its power is outside. Our choice: float32 leaves 1e-10 for true
+inputs; for the same token at the next position, a twentieth is outside."""
 
 MOST_CHOICES = 10_000
-"""Combinations of lengths that are tried. Our choice: eight of nine, with repetition."""
+"""Most combinations of lengths that are tried. Our choice: enough for eight sequences of nine possible lengths."""
 
 AGAIN = 0.02
-"""Reduction of a length's share for each repetition of that length. Chosen on training sentences."""
+"""Amount by which each repetition of a length reduces its share. Chosen on training sentences."""
 
 
 class BatchShape(NamedTuple):
@@ -45,22 +45,24 @@ class BatchShape(NamedTuple):
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
     evidence: Literal["granted", "positions", "rank", "ends", "span"]
-    """The source: the threat model, the position table, the rank of the span, that rank and the span's last tokens, or
-    the sequences that exact recovery read."""
+    """The source of the lengths, in the order of the names: the threat model, the position table, the rank of the span, this rank
+    and the last tokens of texts, or the sequences that exact recovery read."""
 
 
 def guess_shape(seen: Observation) -> BatchShape:
     """Return the number and lengths of the sequences, granted or guessed.
 
-    - B: number of granted lengths or labels, else the protocol's batch size for each local step, else the rank of the last
-      feed-forward part's update, which gets one row for each sequence, if nothing has damaged it, else 1.
-    - Lengths: where the position table is shared, its non-zero rows are the positions of the longest sequence, and all
-      sequences are assumed to be that long. Otherwise the rank of the first block's attention updates is the number of
-      distinct inputs; where texts end with a public token, the lengths that add up to it are those at which
-      that token lies in the span; else all sequences are assumed to be equally long.
+    Granted lengths give both. Otherwise:
+
+    - B is the number of granted labels, else the protocol's batch size times the local steps, else a rank. This is the rank of
+      the last feed-forward part's update, which has one row for each sequence. If the rank is not clear, B is 1.
+    - If the position table is shared, its non-zero rows are the positions of the longest sequence, and all sequences are
+      assumed to be that long. Otherwise the rank of the first block's attention updates is the number of distinct inputs. If
+      texts end with a public token, the lengths are those that add up to this number and at which that token lies in the
+      span. Otherwise all sequences are assumed to be equally long.
 
     Raises:
-        AnatomyError: nothing determines the shape.
+        AnatomyError: nothing determines the lengths, or they are not granted and the update is noisy.
     """
     facts = seen.facts
     if facts.granted.lengths is not None:
@@ -79,7 +81,7 @@ def guess_shape(seen: Observation) -> BatchShape:
             "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
             "no clear rank; grant `lengths`"
         )
-    # Without dropout the same token at the same position is the same input in every sequence, so the first ones count once.
+    # Without dropout the same token at the same position is the same input in every sequence, so opening tokens count once.
     masked = facts.training_mode and any(
         name in facts.dropout for name in anatomy.dropout_before + anatomy.dropout_after
     )
@@ -116,20 +118,19 @@ def _lengths_from_ends(
 ) -> tuple[int, ...] | None:
     """Return the lengths at which the last public token fits the span best.
 
-    The lengths add up to the number of tokens.
-
-    Without dropout that token lies in the span at the end of a sequence, and nowhere else. With dropout, the share of its
-    length that was kept lies in the span there, and less elsewhere. (Own derivation.)
+    The lengths add up to the number of tokens. Without dropout, the last public token lies in the span at the end of a
+    sequence, and at no other position. With dropout, only a part of it lies in the span there, and less at other positions.
+    (Own derivation.)
 
     Args:
         seen: the observation.
-        basis: of the first block's inputs.
+        basis: basis of the span of the first block's inputs.
         sequences: B.
-        total: number of tokens; where inputs can be the same in two sequences, a lower bound.
-        exact: dropout is off.
+        total: number of tokens; a lower bound if two sequences can have the same input.
+        exact: whether dropout is off.
 
     Returns:
-        (B,) longest first; None where texts have no last public token, or positions do not matter, or no lengths fit.
+        (B,) longest first; None if texts have no last public token, positions do not matter, or no lengths fit.
     """
     vocabulary = seen.facts.vocabulary
     try:
@@ -181,6 +182,8 @@ def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[i
 
 def _touched_positions(seen: Observation) -> int:
     """Return the number of positions with an update; 0 without a shared table.
+
+    This is the number of non-zero rows of the position table's update.
 
     A position table is an embedding with at least one row for each position and no row for each token.
     """

@@ -1,10 +1,10 @@
 """Gradients of many candidate batches in one pass, kept as factors.
 
-A linear layer's weight gradient is a sum over the tokens of a batch, G = sum_t d_t x_t^T, with x_t the layer's input
-and d_t the gradient of the loss by the layer's output. So a candidate's gradient is kept as its pairs (x_t, d_t), and
-the matrix is never formed. Candidates run side by side in one forward and one backward pass; each owns the tokens of
-its own rows. An embedding table is a linear layer of one-hot inputs. Biases and the gains of normalisations have
-small gradients, which are formed.
+The gradient of a linear layer's weight is a sum over the tokens of a batch, G = sum_t d_t x_t^T, where x_t is the
+layer's input and d_t the gradient of the loss by the layer's output. So a candidate's gradient is kept as its pairs
+(x_t, d_t), and the matrix is not formed. Many candidates run in one forward and one backward pass, and each has rows of
+its own. An embedding table is treated as a linear layer with one-hot inputs. The gradients of biases and of the gains of
+normalisations are small, so they are formed.
 
 Letters: N candidates, B sequences, T tokens, M tokens of a whole candidate at a layer, D hidden size, C classes, P
 entries of dropout masks.
@@ -43,8 +43,8 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
 
 CANCELS = 1e-4
-"""A vector's gradient below this share of its summands counts as the rounding of a sum that is zero. Our choice:
-float32 leaves 1e-7 of them; a dozen tokens that happen to cancel, far more."""
+"""A vector's gradient counts as rounding if it is below this share of the terms of its sum. Our choice: if the true sum is
+zero, float32 leaves 1e-7 of the terms; if a dozen tokens cancel by chance, far more remains."""
 
 
 class Pairs(NamedTuple):
@@ -53,7 +53,7 @@ class Pairs(NamedTuple):
     inputs: list[Tensor]
     """Of each matrix (N, M, in)."""
     output_gradients: list[Tensor]
-    """Of each matrix (N, M, out): the gradient of a candidate's loss by what the layer makes."""
+    """Of each matrix (N, M, out): the gradient of a candidate's loss by the layer's output."""
     vectors: list[Tensor]
     """Of each vector (N, size)."""
 
@@ -66,13 +66,13 @@ class CandidateGradients:
     ) -> None:
         """Find the parameters whose gradients can be separated by candidate.
 
-        Nothing of `seen` is changed, now or later.
+        `seen` is not changed, neither here nor by any method.
 
         Args:
             seen: model, shared update, granted labels.
             lengths: (B,) tokens of each sequence.
-            exposure: patterns of parameter names; others are left out.
-            dropout: run with masks of the candidates' own wherever the model drops in training.
+            exposure: patterns of the names of parameters to match; others are left out.
+            dropout: apply the candidates' own masks wherever the model has dropout in training.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -87,7 +87,7 @@ class CandidateGradients:
         """(B,) granted classes."""
         self.classes = int(seen.facts.num_labels or 0)
         self.masks = layout_of(self._model, list(equal_lengths(self.lengths)), self._pass) if dropout else None
-        """Where the model drops; None where it does not, or where that is not modelled."""
+        """Layout of the dropout masks; None if the model has no dropout, or if dropout is not modelled."""
         words = word_embedding(seen.model)
         wanted = {
             name for name in seen.update if name != words and any(fnmatchcase(name, pattern) for pattern in exposure)
@@ -114,8 +114,8 @@ class CandidateGradients:
     def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) each candidate's mean cross-entropy.
 
-        Sequences of equal length run together and without padding, because some classifiers find their last token by
-        padding ids, which a candidate given as embeddings does not have.
+        Sequences of equal length run together, so that there is no padding. Some classifiers find the last token by padding
+        ids, which candidates do not have, because they are embeddings.
         """
         candidates = len(dummy.embeddings)
         total = dummy.embeddings.new_zeros(candidates)
@@ -137,7 +137,7 @@ class CandidateGradients:
         """Return the gradients of all candidates.
 
         Args:
-            dummy: N candidates; public tokens already at their positions.
+            dummy: N candidates, with the public tokens at their positions.
             differentiable: keep the graph, so that the result can be differentiated by the candidates.
         """
         candidates = len(dummy.embeddings)
@@ -157,7 +157,7 @@ class CandidateGradients:
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
     def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[Layer, Record, Tensor]]:
-        """Run forward and backward; yield layer, record and output gradient.
+        """Run forward and backward, and yield each layer's record and output gradient.
 
         The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
         """
@@ -240,9 +240,9 @@ class CandidateGradients:
     def _agreeing(self, probe: Candidate) -> list[Layer]:
         """Return the layers without the parameters that cannot be compared.
 
-        Two kinds are left out: parameters whose true gradients the pairs do not reproduce (layers that do more than
-        they seem to, weights that are used twice), and parameters whose gradient is only rounding, such as a key's
-        bias, which does not change attention.
+        Two kinds are left out. The pairs do not reproduce the true gradients of some parameters, because a layer does more
+        than a linear layer does, or because a weight is used twice. The gradient of others is only rounding, such as that of
+        a key's bias, which does not change attention.
         """
         formed = self.formed(self.pairs(probe, differentiable=False), 0)
         true = dict(zip(formed, self.direct(probe, list(formed)), strict=True))
@@ -266,7 +266,7 @@ class CandidateGradients:
         return [layer for layer in kept if layer.matrix is not None or layer.vectors]
 
     def _probe(self) -> Candidate:
-        """Return one candidate of noise."""
+        """Return one random candidate, to test the layers with."""
         table: Tensor = self._model.get_input_embeddings().weight  # type: ignore[operator]
         rng = torch.Generator().manual_seed(0)
         shape = (1, len(self.lengths), max(self.lengths))

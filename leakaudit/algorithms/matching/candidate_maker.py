@@ -1,4 +1,4 @@
-"""Candidates from noise, from tokens, and from other candidates.
+"""New candidates: random ones, from tokens, or from other candidates.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, C classes, P entries of dropout masks.
 """
@@ -28,14 +28,14 @@ class CandidateMaker:
         layout: MaskLayout | None,
         scale: float,
     ) -> None:
-        """Keep what candidates are made of.
+        """Keep the data from which candidates are made.
 
         Args:
             table: (V, D) word embedding.
             lengths: (B,) tokens of each sequence.
             classes: C.
-            masks: start values of dropout masks.
-            layout: of these masks; None where dropout is not modelled.
+            masks: gives the start values of dropout masks.
+            layout: layout of these masks; None if dropout is not modelled.
             scale: standard deviation of the entries of random embeddings.
         """
         self._table, self._shape, self._classes = table, (len(lengths), max(lengths)), classes
@@ -45,9 +45,9 @@ class CandidateMaker:
     def random(self, candidates: int, rng: torch.Generator) -> Candidate:
         """Draw normal candidates.
 
-        Their entries are N(0, I), as in LAMP (Sec. 5), or as large as the word embedding's rows on average. For a word
-        embedding whose rows have length 1 those of N(0, I) are twenty times longer, and hide the position vectors that
-        are added to them.
+        The standard deviation of the entries is `scale`: 1 gives N(0, I), as in LAMP (Sec. 5); a smaller value can make rows as
+        long as the word embedding's on average. If the word embedding's rows have length 1, rows of N(0, I) are twenty times
+        longer, so that the position vectors that are added to them hardly count.
         """
         drawn = torch.randn(candidates, *self._shape, self._table.shape[1], generator=rng)
         logits = torch.randn(candidates, self._shape[0], self._classes, generator=rng)
@@ -57,12 +57,12 @@ class CandidateMaker:
     def of_tokens(
         self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
     ) -> Candidate:
-        """Return candidates at the embeddings of tokens.
+        """Return candidates whose embeddings are those of tokens.
 
         Args:
             batches: N batches of B sequences of token ids.
             label_logits: (N, B, C).
-            masks: (P,) of dropout, the same for all; None for none.
+            masks: (P,) of dropout, the same for all candidates; None for masks at their mean.
         """
         ids = torch.zeros(len(batches), *self._shape, dtype=torch.long)
         for number, batch in enumerate(batches):
@@ -74,7 +74,7 @@ class CandidateMaker:
     def rearranged(self, candidates: Candidate, row: int, order: Permutation) -> Candidate:
         """Return a copy with one sequence's tokens in another order.
 
-        Dropout masks move with their tokens.
+        The dropout masks move with their tokens.
 
         Args:
             candidates: N candidates, or tensors of their shape.

@@ -13,24 +13,24 @@ from torch import Tensor
 
 
 class Candidate(NamedTuple):
-    """N candidate batches: what is optimised."""
+    """N candidate batches, as the values that a search optimises."""
 
     embeddings: Tensor
     """(N, B, T, D), T the longest length."""
     label_logits: Tensor
-    """(N, B, C) of soft labels; unused where labels are granted."""
+    """(N, B, C) logits of soft labels; unused if labels are granted."""
     masks: Tensor
-    """(N, P) of dropout, in [0, 1], as `MaskLayout` lays them out; P = 0 where dropout is not modelled."""
+    """(N, P) dropout masks in [0, 1], in the order of `MaskLayout`. P = 0 if dropout is not modelled."""
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> Candidate:
         """Return some of the candidates."""
         return Candidate(*(part[rows] for part in self))
 
     def detached(self) -> Candidate:
-        """Return a copy without history."""
+        """Return a copy without its autograd graph."""
         return Candidate(*(part.detach().clone() for part in self))
 
 
 def joined(parts: Sequence[Candidate]) -> Candidate:
-    """Return all candidates as one."""
+    """Return the candidates of all parts together."""
     return Candidate(*(torch.cat(each) for each in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Candidates that run at once, as many as there is memory for."""
+"""Chunks of candidates, so small that one chunk fits into memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Result = TypeVar("Result")
 
 
 class Chunks:
-    """Runs candidates in chunks, and halves these when memory runs out."""
+    """Runs candidates in chunks, and halves the chunks when memory runs out."""
 
     def __init__(self, size: int) -> None:
         """Begin with `size` candidates in a chunk."""
         self.size = size
         """The number of candidates that run at once."""
         self.halvings = 0
-        """How often memory ran out and half as many candidates ran at once from then on."""
+        """How often memory ran out, so that the size of a chunk was halved."""
 
     def run(self, candidates: Candidate, function: Callable[[Candidate], Result]) -> Iterator[Result]:
         """Yield the function's result for each chunk of the candidates.
 
         Raises:
-            RuntimeError: the function's, if it is not about memory.
+            RuntimeError: the function's error, if it is not about memory, or if a single candidate needs too much memory.
         """
         start = 0
         while start < len(candidates.embeddings):
@@ -43,7 +43,7 @@ class Chunks:
         """Run half as many candidates at once from now on, if memory ran out.
 
         Raises:
-            RuntimeError: `error`, if it is about anything else, or if one candidate is too large.
+            RuntimeError: `error`, if it is not about memory, or if a single candidate needs too much memory.
         """
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not out_of_memory or self.size == 1:

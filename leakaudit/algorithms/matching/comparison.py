@@ -1,7 +1,7 @@
 """Distances between candidates' gradients g and the observed gradient G.
 
-The objectives of DLG, TAG and LAMP, and their derivatives. Every objective but the L1 term depends on two numbers for
-each parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
+This module computes the objectives of DLG, TAG and LAMP, and their derivatives. Except for the L1 term, an objective
+depends on two numbers for each parameter, <G, g> and |g|^2. From pairs (x_t, d_t) they are
 
     <G, g> = sum_t d_t . G x_t,      |g|^2 = sum_{s,t} (x_s . x_t)(d_s . d_t),
 
@@ -10,9 +10,9 @@ and with a = dL/d<G, g> and b = dL/d|g|^2 the objective's derivatives are
     by d_t:  a G x_t + 2 b sum_s (x_s . x_t) d_s,      by x_t:  a G^T d_t + 2 b sum_s (d_s . d_t) x_s,
 
 so no gradient of a weight matrix is formed. (Own derivation; the second identity is the "ghost norm" of Goodfellow,
-"Efficient Per-Example Gradient Computations", 2015.) An L1 term needs the matrices: they are formed one at a time,
-small enough for a processor's cache. A pruned update of which only the remaining entries count (`masked`) needs them
-too, in the rows and columns that are not empty.
+"Efficient Per-Example Gradient Computations", 2015.) An L1 term needs the gradients of the matrices. They are
+formed one at a time, so that each fits into a processor's cache. With `masked`, only the entries that pruning kept count;
+this also needs the formed gradients, but only in the rows and columns that are not empty.
 
 Letters: N candidates, K parameters, M tokens of a candidate at a layer.
 """
@@ -36,11 +36,11 @@ from leakaudit.algorithms.matching.target_factors import Products, Target, stack
 from leakaudit.algorithms.matching.vector_target import VectorTarget
 
 STACKED = 2**20
-"""Most entries of the inputs of matrices that are compared together. Our choice: some megabytes."""
+"""Most entries of the inputs, or of the output gradients, that are compared together. Our choice: some megabytes."""
 
 
 class Compared(NamedTuple):
-    """Distances of N candidates, and their derivatives by what `Pairs` holds."""
+    """Distances of N candidates, and the derivatives by their `Pairs`."""
 
     losses: Tensor
     """(N,) float64."""
@@ -62,17 +62,17 @@ class Comparison:
 
         Args:
             objective: the distance.
-            matrices: parameters whose gradients come as pairs, in their order.
-            vectors: parameters whose gradients come formed, in their order.
+            matrices: parameters whose gradients are given as pairs, in the order of `Pairs`.
+            vectors: parameters whose gradients are given formed, in the order of `Pairs`.
             update: parameter name -> observed gradient.
-            tokens: M, of a whole candidate: the rank of an update without damage.
+            tokens: M of a whole candidate. This is the rank of an update without noise or pruning.
         """
         self.objective = objective
         observed = [
             (update[matrix.name].T if matrix.input_first else update[matrix.name]).contiguous() for matrix in matrices
         ]
         self._blocks = [block_of(matrix) for matrix in observed] if objective.masked else None
-        """Blocks where pruned matrices are compared; None for everywhere."""
+        """Blocks in which pruned matrices are compared; None if all entries are compared."""
         if self._blocks is not None:
             observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
@@ -82,16 +82,16 @@ class Comparison:
         self._power = restored.power.clone()
         """(K,) |G|^2."""
         self._targets: list[tuple[tuple[int, ...], Target]] = []
-        """Matrices of one shape and their targets, where they are compared everywhere."""
+        """Numbers of the matrices of one shape, with their targets; empty if only blocks are compared."""
         if not objective.masked:
             targets = _targets(objective, self._matrices, tokens)
             self._power[: len(targets)] = torch.cat([target.power for target in targets])
             self._targets = _stacked_by_shape(targets)
         names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
-        """(K, groups) one where a parameter belongs to a cosine's group."""
+        """(K, groups) 1 if a parameter belongs to the group of a cosine, else 0."""
         self._weights = weights_of(restored, self._groups)
-        """(groups,) the weight of each cosine; they add up to 1."""
+        """(groups,) the weight of each cosine. The weights add up to 1."""
         device = next(iter(update.values())).device
         self._vectors = VectorTarget(parts, device, kept_only=objective.masked or objective.filled)
 
@@ -142,7 +142,7 @@ class Comparison:
         return Compared(losses, Pairs(inputs, output_gradients, self._vector_derivatives(flat, a, b, scale)))
 
     def _products(self, pairs: Pairs) -> Iterator[_Part]:
-        """Yield the products of candidates with updates, some matrices at a time."""
+        """Yield the products of candidates with updates, a few matrices at a time."""
         if self._blocks is not None:
             for part, (block, given, output_gradient) in enumerate(
                 zip(self._blocks, pairs.inputs, pairs.output_gradients, strict=True)
@@ -176,7 +176,7 @@ class Comparison:
         return 1 - (inner @ self._groups) / norms @ self._weights
 
     def _scale(self, power: Tensor) -> Tensor:
-        """Return (N,) what every candidate's gradient is multiplied by."""
+        """Return (N,) the factor on every candidate's gradient."""
         if not self.objective.match_norm:
             return torch.ones_like(power[:, 0])
         return (self._power.sum() / power.sum(dim=1).clamp_min(TINY)).sqrt()
@@ -195,9 +195,9 @@ class Comparison:
         return total, along
 
     def _by_grams(self, parts: Sequence[_Part], a: Tensor, b: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the derivatives where the distance needs no formed matrix.
+        """Return the derivatives by inputs and by output gradients.
 
-        They are by inputs and by output gradients.
+        For distances that need no formed matrix.
         """
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for numbers, target, seen in parts:
@@ -209,9 +209,9 @@ class Comparison:
     def _by_forming(
         self, pairs: Pairs, a: Tensor, b: Tensor, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return the derivatives with an L1 term, and the (N,) L1 distances.
+        """Return the derivatives with an L1 term, and (N,) the L1 distances.
 
-        With S = a G + b g + alpha s sign(s g - G): by x_t, S^T d_t, by d_t, S x_t.
+        Let S = a G + b g + alpha s sign(s g - G). The derivative by x_t is S^T d_t, and that by d_t is S x_t.
         """
         inputs, output_gradients = [], []
         absolute = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
@@ -238,7 +238,7 @@ class Comparison:
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Return the derivatives for a pruned update, and the L1 distances.
 
-        In the notation of `_by_forming`, S is zero where an entry was pruned.
+        As in `_by_forming`, but S is zero at pruned entries.
         """
         assert self._blocks is not None
         inputs, output_gradients = [], []
@@ -269,7 +269,7 @@ class Comparison:
     def _formed(self, pairs: Pairs, part: int, number: int) -> Tensor:
         """Return one candidate's gradient of one matrix.
 
-        (out, in), or only the block that is compared.
+        Its shape is (out, in), or that of the block that is compared.
         """
         given, output_gradient = pairs.inputs[part][number], pairs.output_gradients[part][number]
         if self._blocks is not None:
@@ -283,7 +283,7 @@ class _Part(NamedTuple):
     numbers: tuple[int, ...]
     """The numbers of these matrices."""
     target: Target | None
-    """Their updates; None for a pruned one."""
+    """Their updates; None if only a block of a pruned update is compared."""
     products: Products | Formed
 
 
@@ -293,7 +293,7 @@ def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int) -> l
 
 
 def _stacked_by_shape(targets: Sequence[Target]) -> list[tuple[tuple[int, ...], Target]]:
-    """Return the targets of each shape as one, with their numbers."""
+    """Return one target for each shape, with the numbers of its matrices."""
     found = []
     for shape in dict.fromkeys(target.shape for target in targets):
         alike = tuple(number for number, target in enumerate(targets) if target.shape == shape)
@@ -313,9 +313,9 @@ def _alike(numbers: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, ...]]:
 
 
 def _groups(names: Sequence[str], per: Literal["parameter", "layer", "whole"]) -> Tensor:
-    """Return (K, groups) one where a parameter belongs to a group.
+    """Return (K, groups) 1 if a parameter belongs to a group, else 0.
 
-    A layer is a block, by the first number in a parameter's name; parameters outside the blocks are grouped by module.
+    For `layer`, a group is a block, which the first number in a parameter's name tells. Other parameters are grouped by module.
     """
     keys = list(names)
     if per == "whole":

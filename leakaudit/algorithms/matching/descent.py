@@ -1,4 +1,4 @@
-"""The continuous part of the search: Adam on candidates side by side.
+"""The continuous part of the search: Adam on several candidates at once.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, C classes.
 """
@@ -27,8 +27,8 @@ LABEL_STEP = 0.1
 
 
 SAME = 0.05
-"""Relative rise of the loss that a move to other positions may cost. Our choice: the gradient stays the same, the
-regulariser does not."""
+"""Largest relative rise of the loss at a move to other positions. Our choice: such a move does not change the gradient, but it
+changes the regulariser."""
 
 
 Keep = Literal["best", "last"]
@@ -40,42 +40,42 @@ class Descent:
 
     steps: int
     learning_rate: float
-    """Adam's step at the start, in units of the root mean square of the word embedding's entries."""
+    """Adam's step at the start, in units of `Matcher.unit`: the root mean square of the word embedding's entries, or 1."""
     decay: float = 1.0
     """Factor on the step every `decay_every` steps; 1 for none."""
     decay_every: int = 50
     linear: bool = False
-    """Let the step fall to zero on a straight line instead (BERT-large in LAMP, Sec. 5)."""
+    """Let the step fall linearly to zero instead (BERT-large in LAMP, Sec. 5)."""
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
     clip: float = 0.0
-    """Norm to which the derivative by a candidate's embeddings is clipped; 0 for none (BERT-large in LAMP, App. D)."""
+    """Norm to which the derivative by a candidate's embeddings is clipped; 0 for no clipping (BERT-large in LAMP, App. D)."""
     patience: int = 0
-    """Steps without a lower loss after which the search stops; 0 for never."""
+    """The search stops after more than this many steps without a lower loss; 0 for never."""
     label_step: float | None = None
-    """Adam's step for unknown label logits at the start, which falls with the embeddings'; None takes `LABEL_STEP` throughout."""
+    """Adam's step for unknown label logits at the start; it falls with that of the embeddings. None takes `LABEL_STEP` in all steps."""
     mask_step: float = 0.0
     """Adam's step for dropout masks at the start; it falls with that of the embeddings."""
     keep: Keep = "best"
-    """End with the candidate that had the lowest loss, or with the last, as LAMP's Algorithm 1 does."""
+    """End with the `best` state, which had the lowest loss, or with the `last`, as LAMP's Algorithm 1 does."""
 
     def label_rate(self, taken: int) -> float:
-        """Return the step for labels after so many steps."""
+        """Return Adam's step for labels after a number of steps."""
         return LABEL_STEP if self.label_step is None else self.label_step * self.rate(taken) / self.learning_rate
 
     def mask_rate(self, taken: int) -> float:
-        """Return the step for masks after so many steps."""
+        """Return Adam's step for masks after a number of steps."""
         return self.mask_step * self.rate(taken) / self.learning_rate
 
     def rate(self, taken: int) -> float:
-        """Return the step after so many steps."""
+        """Return Adam's step for embeddings after a number of steps."""
         if self.linear:
             return self.learning_rate * (1 - taken / self.steps)
         return self.learning_rate * self.decay ** (taken // self.decay_every)
 
 
 class Run:
-    """Candidates that Adam moves side by side, and the best state of each."""
+    """Several candidates that Adam moves at once, and the best state of each."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class Run:
         self.best = first.detached()
         self.best_losses = torch.full((len(first.embeddings),), math.inf, dtype=torch.float64)
         self.taken = 0
-        """Steps in all."""
+        """Number of steps in all descents."""
         self.taken_now = 0
-        """Steps of the present descent."""
+        """Number of steps in the present descent."""
         self.last_progress = 0
         """Step at which the loss last fell noticeably."""
         self.restarted = 0
-        """Number of candidates drawn again because their loss was not finite."""
+        """Number of candidates that were replaced because their loss was not finite."""
         self.position_moves = 0
         """How often the embeddings of a sequence moved to other positions."""
         self.dropped: list[Candidate] = []
-        """Candidates that were dropped, at the time when they were."""
+        """Candidates that were dropped, in their state at that time."""
         self._matcher = matcher
         self._rng = rng
         self._optimise_labels = optimise_labels
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def stalled(self) -> bool:
-        """Whether the loss has not dropped for as many steps as patience lasts."""
+        """Whether more than `patience` steps have not lowered the loss noticeably."""
         return 0 < self.descent.patience < self.taken - self.last_progress
 
     @property
@@ -124,7 +124,7 @@ class Run:
     def facts(self, loss: float) -> dict[str, float]:
         """Return the diagnostics of the run.
 
-        The loss of the result is among them if it is finite.
+        They include the loss of the result if it is finite.
         """
         facts = {
             "steps": float(self.taken),
@@ -134,7 +134,7 @@ class Run:
         return facts | ({"loss": loss} if math.isfinite(loss) else {})
 
     def step(self) -> None:
-        """Take one step, and keep candidates from before it that were the best yet."""
+        """Take one step; first store each candidate that is the best so far."""
         losses, slopes = self._matcher.losses_and_derivatives(self.now)
         losses = losses.cpu()
         finite = losses.isfinite() & slopes.embeddings.flatten(1).isfinite().all(dim=1).cpu()
@@ -157,8 +157,8 @@ class Run:
 
         Args:
             descent: its settings.
-            first: where to start.
-            forget: discard the best of earlier descents.
+            first: the candidates to start from.
+            forget: discard the best states of earlier descents.
         """
         self.descent, self.taken_now = descent, 0
         if forget:
@@ -169,7 +169,7 @@ class Run:
         self._ages = torch.zeros_like(self._ages)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue with some candidates only."""
+        """Continue with these candidates only."""
         index = torch.tensor(rows, device=self.now.embeddings.device)
         others = [row for row in range(len(self.best_losses)) if row not in rows]
         if others:
@@ -184,7 +184,7 @@ class Run:
         return [int(number) for number in self.best_losses.argsort()]
 
     def rearrange(self, row: int, order: Permutation, number: int = 0) -> None:
-        """Give the tokens of one sequence another order, with Adam's moments."""
+        """Reorder the tokens of one sequence, together with Adam's moments."""
         for parts in (self.now, self.means, self.squares):
             for part, moved in zip(
                 parts, self._matcher.candidates.rearranged(parts.take([number]), row, order), strict=True
@@ -192,9 +192,9 @@ class Run:
                 part[number] = moved[0]
 
     def assign_positions(self, row: int, number: int = 0) -> bool:
-        """Assign a candidate's embeddings to other positions, if they are nearer there.
+        """Move a candidate's embeddings to positions where they are nearer to words.
 
-        Nearer to words, that is. The move is taken back if the gradient changes. Returns whether it was taken.
+        The move is not made if the loss rises noticeably. Return whether it was made.
         """
         matcher = self._matcher
         length, places = matcher.lengths[row], matcher.free_places(row)
@@ -209,7 +209,7 @@ class Run:
         moved = matcher.candidates.rearranged(one, row, assigned.order)
         moved.embeddings[0, row, :length] = assigned.embeddings
         before, after = matcher.losses(joined([one, moved])).tolist()
-        # if both gradients agree with the observed one up to rounding, their difference is only rounding
+        # if the new loss is only rounding, a relative rise says nothing
         if not (after <= before + SAME * abs(before) or matcher.explained_by(after)):
             return False
         self.rearrange(row, assigned.order, number)
@@ -223,7 +223,7 @@ class Run:
         return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:
-        """Return to the best state of the present descent, unless the last is kept."""
+        """Return to the best state, unless the descent keeps the last one."""
         if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 

@@ -22,19 +22,20 @@ def distances_by_dropout(
     draws: int,
     rng: torch.Generator,
 ) -> list[float]:
-    """Return the distances between a guess and itself behind drawn masks.
+    """Return the distances that drawn dropout masks alone cause.
 
-    The masks that are learned are known to both. The result estimates the distance at which the true batch is to be
-    expected from the observed update, once its masks are learned. It is empty without dropout, and where noise or
-    pruning are accounted for as well, because nothing is known then.
+    Each is the distance between two gradients of the same guess: with the given masks, and with drawn masks in the place of
+    those that are not learned. So it estimates the distance of the true batch from the observed update after the masks were
+    learned. The result is empty without dropout. It is also empty if the objective takes noise or pruning into account,
+    because the expected distance is then unknown.
 
     Args:
         matcher: its model and objective.
         tokens: (B,) sequences of token ids.
         label_logits: (B, C).
-        masks: (P,) of which the learned ones are kept.
-        draws: number of draws of the others.
-        rng: draws.
+        masks: (P,) masks of the guess; the learned ones stay the same in all draws.
+        draws: number of draws of the other masks.
+        rng: draws the masks.
     """
     objective, gradients = matcher.objective, matcher.gradients
     if gradients.masks is None or objective.masked or objective.filled or objective.sigma > 0:

@@ -1,8 +1,8 @@
 """Dropout masks as unknowns of the search.
 
 GRAB (Feng et al., CCS 2024, Sec. 4.3) learns the masks of a client's step together with its embeddings. One pass in
-training mode finds every dropout of the model. Its masks are laid side by side in one row of unknowns for each
-candidate, and later passes read their masks from that row.
+training mode finds every dropout of the model. For each candidate, all masks are stored in one row
+of unknowns, and later passes read their masks from that row.
 
 Letters: N candidates, B sequences, T tokens of a sequence, P mask entries of a candidate.
 """
@@ -27,11 +27,11 @@ class Drop(NamedTuple):
     """One dropout of a forward pass, for sequences of one length."""
 
     rate: float
-    """p: the share that is dropped; kept entries are divided by 1 - p."""
+    """p: the share of entries that is dropped. Kept entries are divided by 1 - p."""
     shape: tuple[int, ...]
     """Shape of one sequence's mask."""
     places: tuple[int, ...]
-    """The dimensions that run over the tokens."""
+    """The dimensions of `shape` that run over the tokens."""
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Drop(NamedTuple):
 class MaskLayout:
     """The position of each mask of a batch among P unknowns.
 
-    They are sorted by length, then by dropout, then by sequence.
+    The masks are sorted by length, then by dropout, then by sequence.
     """
 
     def __init__(self, drops: Mapping[int, Sequence[Drop]], groups: Sequence[tuple[Sequence[int], int]]) -> None:
@@ -80,13 +80,13 @@ class MaskLayout:
         ]
 
     def of_places(self, places: Sequence[Collection[int]]) -> Tensor:
-        """Return (P,) booleans: entries of tokens at these positions, or of no token.
+        """Return (P,) whether an entry belongs to these positions, or to no token.
 
-        Masks between the pooler and the head, for example, belong to no token. An attention weight counts as an entry
-        of the query's token.
+        For example, a mask between the pooler and the head belongs to no token. An entry of an attention weight belongs to the
+        token of the query.
 
         Args:
-            places: for each sequence.
+            places: the positions of each sequence.
         """
         chosen = torch.zeros(1, self.entries, dtype=torch.bool)
         for rows, dropouts in self._groups.items():
@@ -99,7 +99,7 @@ class MaskLayout:
         return chosen[0]
 
     def rearranged(self, masks: Tensor, row: int, order: Permutation) -> Tensor:
-        """Return the masks after a sequence's tokens moved, each with its token.
+        """Return the masks after a sequence's tokens and their masks moved.
 
         Args:
             masks: (N, P).
@@ -134,10 +134,10 @@ def layout_of(
     Args:
         model: in any mode, which is restored.
         groups: (sequences, length) as they will run together.
-        run: makes a pass over one sequence of a length.
+        run: function that runs the model on one sequence of a given length.
 
     Returns:
-        The layout; None where nothing is dropped, or passes of different lengths have different numbers of dropouts.
+        The layout; None if there is no dropout, or if passes of different lengths have different numbers of dropouts.
     """
     drops: dict[int, list[Drop]] = {}
     for _, length in groups:
@@ -166,7 +166,7 @@ def _drops(model: nn.Module, run: Callable[[int], object], length: int) -> list[
 
 @contextmanager
 def dropping(model: nn.Module, drop: Callable[[int, Tensor, float], Tensor]) -> Iterator[None]:
-    """Run a model in training mode, with `drop` in the place of its dropouts.
+    """Run a model in training mode, with `drop` instead of its dropouts.
 
     Args:
         model: the model; its dropouts may be modules or calls of `torch.nn.functional.dropout`.
@@ -194,7 +194,7 @@ def masked_by(masks: Sequence[Tensor]) -> Callable[[int, Tensor, float], Tensor]
 
 
 class _Dropping(TorchFunctionMode):
-    """Replaces every dropout that is active."""
+    """Replaces every active dropout."""
 
     def __init__(self, drop: Callable[[int, Tensor, float], Tensor]) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class _Dropping(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer calls of dropout; pass everything else on."""
+        """Replace calls of dropout, and make all other calls unchanged."""
         kwargs = kwargs or {}
         if func is functional.dropout:
             given = args[0] if args else kwargs["input"]

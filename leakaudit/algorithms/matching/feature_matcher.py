@@ -27,7 +27,7 @@ Phase = Literal["continuous", "discrete", "both", "words", "none"]
 
 
 MOST_ASSIGNED = 5
-"""Most sequences for which every assignment of features to sequences is tried; with more, the best pair is taken
+"""Most sequences for which all assignments of features to sequences are tried. With more sequences, the best pair is taken
 repeatedly. Our choice: 120 assignments."""
 
 
@@ -52,15 +52,15 @@ class FeatureMatcher(Matcher):
         phase: Phase,
         feature_weight: float,
     ) -> None:
-        """Prepare the parts; nothing of `seen` is changed, now or later.
+        """Prepare the parts; `seen` is not changed, neither here nor by any method.
 
         Args:
-            seen: what to match.
+            seen: the observation to match.
             lengths: (B,) tokens of each sequence.
-            recipe: objective, regulariser and parameters of the gradient's part.
-            features: (K, F), at most one a sequence.
-            phase: where they count.
-            feature_weight: of one minus their mean cosine.
+            recipe: objective, regulariser and parameters for the distance of gradients.
+            features: (K, F), at most one for each sequence.
+            phase: the phase of the search in which the features count.
+            feature_weight: weight of one minus the mean cosine with the features.
         """
         super().__init__(
             seen,
@@ -81,7 +81,7 @@ class FeatureMatcher(Matcher):
         self._discrete = phase in ("discrete", "both") and len(features) > 0
 
     def losses(self, dummy: Candidate) -> Tensor:
-        """Return (N,) the losses that choose starts and orders."""
+        """Return (N,) the losses by which starts and orders are chosen."""
         losses = super().losses(dummy)
         if not self._discrete:
             return losses
@@ -89,7 +89,7 @@ class FeatureMatcher(Matcher):
             return losses + self._feature_losses(dummy.embeddings).to(losses)
 
     def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
-        """Return (N,) the losses that move embeddings, and the derivatives."""
+        """Return (N,) the losses that the descent minimises, and their derivatives."""
         losses, slopes = super().losses_and_derivatives(dummy)
         if not self._continuous:
             return losses, slopes
@@ -120,15 +120,15 @@ class FeatureMatcher(Matcher):
     ) -> Completed:
         """Return the sequences, each refined by its own feature.
 
-        Features are assigned to sequences so that they fit the guesses best. A sequence that does not reproduce its
-        feature is a local minimum of the search, and is only used if it also lowers the distance of the gradient.
+        The features are assigned to sequences so that they fit the guesses best. If a refined sequence does not reproduce its
+        feature, it is only a local minimum of the search. It is then used only if it lowers the distance of the gradient.
 
         Args:
             tokens: (B,) sequences of token ids.
             label_logits: (B, C).
-            words: words that are tried at each position.
+            words: number of words that are tried at each position.
             rng: draws orders.
-            budget: checked on the way.
+            budget: checked in every search.
         """
         every = range(len(self._features))
         far = [[self._token_distance(row, number, ids) for row, ids in enumerate(tokens)] for number in every]
@@ -151,7 +151,7 @@ class FeatureMatcher(Matcher):
     def _feature_losses(self, embeddings: Tensor) -> Tensor:
         """Return (N,) the weighted distance of features and sequences.
 
-        One minus the mean cosine of each feature with the sequence that it fits best, one to one.
+        The distance is one minus the mean cosine under the best assignment of each feature to a sequence of its own.
         """
         own = self._pooler_inputs(embeddings)[..., : self._features.shape[1]]  # (N, B, F)
         cosine = functional.normalize(own, dim=2) @ self._features.T  # (N, B, K)

@@ -1,9 +1,9 @@
 """Refinement of one sequence's tokens by its own feature.
 
-A batch's gradient is a mean over its sequences, so other sequences hide what it says about a word. A feature belongs
-to one sequence alone. To compare with it takes only a forward pass over that sequence: no backward pass, and not the
-rest of the batch. So thousands of neighbours of a guess can be tried. (Own derivation; the paper matches features
-only during LAMP's two phases.)
+A batch's gradient is a mean over its sequences, so for a single word the other sequences are a disturbance. A feature
+belongs to one sequence alone. A comparison with it needs only a forward pass over that sequence, and no backward pass. So
+thousands of neighbours of a guess can be tried. (Own derivation; the paper matches features only during LAMP's two
+phases.)
 
 Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -22,31 +22,31 @@ from leakaudit.algorithms.matching.permutations import draw_orders, swap
 from leakaudit.plugins.budget import Budget
 
 BEAMS = (2, 6)
-"""Guesses that are expanded in each turn: first a narrow beam, then a wide one if the first did not reach the feature.
+"""Guesses that are expanded in each turn. First comes a narrow beam, then a wide one if the first did not find the feature.
 Our choice."""
 
 FIRST_WORDS = 8
 """Words that the narrow beam tries at each position. Our choice."""
 
 MOST_EXCHANGES = 150
-"""Exchanges of two words that a turn tries; all of them up to 18 words. Our choice."""
+"""Most exchanges of two words that are tried for one guess. Up to 17 free words, these are all. Our choice."""
 
 ORDERS = 40
-"""Random transformations of LAMP's that a turn tries in addition. Our choice."""
+"""Random transformations of LAMP that are also tried for one guess. Our choice."""
 
 AT_ONCE = 64
 """Candidates in one forward pass. Our choice: it bounds the memory."""
 
 FOUND = 1e-6
-"""One minus the cosine at which a feature counts as reproduced. Our choice: float32 leaves 1e-7, one wrong word 1e-2."""
+"""A feature counts as reproduced if one minus the cosine is at most this. Our choice: float32 leaves 1e-7, one wrong word 1e-2."""
 
 MOST = 10_000
 """Guesses after which a search ends. Our choice: a minute and a half for a sentence of 20 tokens on one core
 (MiniLM)."""
 
 TURNS = 3
-"""Turns for each position after which a search ends. Our choice: on training sentences searches ended earlier, with
-nothing left to expand."""
+"""Most turns of a search, for each position of the sequence. Our choice: on training sentences, searches ended earlier, because
+no guess was left to expand."""
 
 Tokens = tuple[int, ...]
 """Token ids of one sequence."""
@@ -64,21 +64,21 @@ class Compared(Protocol):
         """(V, D) at norm 1; zero for words that never occur in a text."""
 
     def free_places(self, row: int) -> list[int]:
-        """Return the places of a sequence whose tokens are not public."""
+        """Return the positions of a sequence whose tokens are not public."""
 
     def feature_distances(self, row: int, number: int, embeddings: Tensor) -> Tensor:
-        """Return (N,) cosine distances of candidates to a feature.
+        """Return (N,) cosine distances of (N, T, D) candidates to a feature.
 
-        One minus the cosine of the feature with that of each of (N, T, D) candidates for a sequence.
+        A distance is one minus the cosine of the given feature with the candidate's own.
         """
 
 
 class SearchResult(NamedTuple):
-    """The result of a search: tokens, and their distance."""
+    """The tokens that a search found, and their distance."""
 
     tokens: Tokens
     distance: float
-    """One minus the cosine of their feature."""
+    """One minus the cosine of their feature with the given one."""
 
     @property
     def found(self) -> bool:
@@ -89,19 +89,17 @@ class SearchResult(NamedTuple):
 def search_tokens(
     matcher: Compared, row: int, number: int, guess: Tokens, words: int, rng: torch.Generator, budget: Budget
 ) -> SearchResult:
-    """Return the nearest tokens that beam searches from a guess find.
+    """Return the tokens nearest to a feature that two beam searches find.
 
-    "Nearest" is by feature. A narrow search comes first, then a wide one.
-
-    Neighbours have one other word, two words exchanged, or one of LAMP's transformations. The other words are those
-    that the derivative suggests (HotFlip, Ebrahimi et al. 2018, Eq. 10).
+    The first search has a narrow beam, the second a wide one. They try neighbours of a guess: one word replaced, two words
+    exchanged, or one of LAMP's transformations. The derivative suggests the new words (HotFlip, Ebrahimi et al. 2018, Eq. 10).
 
     Args:
         matcher: compares.
         row: the sequence.
         number: the feature that belongs to it.
-        guess: where to start.
-        words: words that are tried at each position.
+        guess: tokens to start from.
+        words: number of words that are tried at each position.
         rng: draws orders.
         budget: checked before every turn.
     """
@@ -124,7 +122,7 @@ def search_tokens(
 
 
 def _distances(matcher: Compared, row: int, number: int, tokens: Sequence[Tokens]) -> list[float]:
-    """Return the feature distance of each guess; infinity instead of NaN."""
+    """Return the feature distance of each guess; infinity if it is not finite."""
     found: list[float] = []
     with torch.no_grad():
         for start in range(0, len(tokens), AT_ONCE):

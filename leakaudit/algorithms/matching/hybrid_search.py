@@ -1,8 +1,8 @@
 """GRAB's search: descents on embeddings and masks, beam searches on tokens.
 
 GRAB (Feng et al., CCS 2024), Algorithms 1 to 3. A round is a descent on embeddings, labels and dropout masks,
-followed by a beam search over the tokens that it gave. Line 10 of Algorithm 1, as printed, keeps the tokens of the
-descent where their loss is the *higher* one. Here the lower one wins, and both sides are compared as tokens.
+and then a beam search over the tokens that the descent found. As printed, line 10 of Algorithm 1 keeps the tokens of the
+descent if their loss is the *higher* one. Here the lower loss wins, and both losses are those of tokens.
 
 Letters: B sequences, T tokens, C classes, P mask entries.
 """
@@ -35,49 +35,48 @@ class Hybrid:
     rounds: int
     """n_h."""
     permutations: int
-    """n_p: random orders that are scored before the steps and before the beam search of a round."""
+    """n_p: random orders that are scored in each round, both before the steps and before the beam search."""
     sweeps: int
-    """n_d: beam searches over all positions in a round; they end when one changes nothing."""
+    """n_d: most beam searches over all positions in a round. They end when one changes nothing."""
     beams: int
-    """n_b: batches that are kept at each position."""
+    """n_b: number of batches that are kept at each position."""
     words: int = 0
-    """Nearest words at each position that are tried after the beam search (`token_refinement`); 0 for none, as in the
-    paper."""
+    """Number of nearest words that are tried at each position after the beam search (`token_refinement`); 0 as in the paper."""
     keep_masks: bool = False
-    """Score tokens, and begin the next round, with the learned masks, as the paper does; otherwise with masks at their
+    """Use the learned masks to score tokens and to begin the next round, as the paper does. If false, use masks at their
     mean."""
     seats: bool = True
     """Move embeddings together with their positions before the nearest tokens are taken (`position_assignment`)."""
     attempts: int = 1
-    """Searches from random starts, while the best guess is farther off than dropout explains."""
+    """Most searches from random starts. Another one begins only if dropout does not explain the distance of the best guess."""
     verdict_steps: int = 0
-    """Steps on masks alone for the best guesses of all rounds in the end, each from masks at their mean; 0 for none."""
+    """Steps on masks alone, in a final comparison of the best guesses of all rounds. They start at the mean; 0 for no comparison."""
     apart: bool = False
-    """Search from each of the `beams` best orders separately, as Algorithm 3 is printed, instead of once from all
+    """Search separately from each of the `beams` best orders, as in Algorithm 3 as printed, and not once from all of them
     together."""
     keep: Keep = "best"
-    """End with the best guess of all rounds, from which every round begins, too; or with the `last` round's, and stop
-    when the beam search does not improve on the steps, as the paper does (Sec. 5.1)."""
+    """With `best`, every round begins from the best guess so far, and the search ends with it. With `last`, it ends with the
+    guess of the last round, and stops when the beam search does not change the tokens, as the paper does (Sec. 5.1)."""
     stop_early: bool = True
     """End as soon as the tokens explain the update."""
 
 
 FINALISTS = 4
-"""Guesses that compete in the end. Our choice: side by side they take about twice the time of one."""
+"""Number of guesses in the final comparison. Our choice: together they take about twice the time of one."""
 
 PLAUSIBLE = 1.5
-"""Factor of the expected distance up to which a guess is accepted. Our choice: on training sentences, searches that
-found most words ended at 1.0 to 1.3 of the expected distance."""
+"""A guess is accepted if its distance is at most this many times the expected distance. Our choice: on training sentences,
+searches that found most words ended at 1.0 to 1.3 times the expected distance."""
 
 DRAWS = 4
-"""Draws of dropout masks that estimate this distance. Our choice: they differ by a tenth."""
+"""Draws of dropout masks that estimate this expected distance. Our choice: the draws differ by a tenth."""
 
 VERDICT_MASK_STEP = 0.03
-"""Adam's step for masks in the final comparison. Chosen on a training sentence: right words end clearly below wrong
-ones."""
+"""Adam's step for masks in the final comparison. Chosen on a training sentence: right words then have a clearly
+lower distance than wrong words."""
 
 STILL = 1e-12
-"""Adam's step for embeddings that must not move."""
+"""Adam's step for embeddings that must not move. Not 0, because the step for masks is divided by it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class _Guess:
     loss: float
     likeness: list[float]
     candidate: Candidate
-    """The embeddings they came from, their labels and masks."""
+    """The embeddings from which the tokens were taken, with their labels and masks."""
 
 
 def hybrid_search(
@@ -96,13 +95,13 @@ def hybrid_search(
 ) -> Found:
     """Find tokens whose gradient is nearest to the observed one.
 
-    At least one guess is returned, however small the budget.
+    The result is at least one guess, even if the budget is very small.
     """
     return _Search(matcher, descent, start, hybrid, rng, budget).run()
 
 
 class _Search:
-    """Attempts of several rounds from random starts, and a final comparison."""
+    """Several attempts from random starts, and a final comparison."""
 
     def __init__(
         self, matcher: Matcher, descent: Descent, start: Start, hybrid: Hybrid, rng: torch.Generator, budget: Budget
@@ -112,12 +111,15 @@ class _Search:
         counts = ("attempts", "hybrid_rounds", "beamed", "candidates", "seated", "steps", "restarted")
         self._facts = dict.fromkeys(counts, 0.0)
         self._finalists: dict[Batch, float] = {}
-        """Batches that may compete in the end -> their distances."""
+        """Batch that may enter the final comparison -> its distance."""
         self._stop: Stop = "done"
         """Why the last attempt ended."""
 
     def run(self) -> Found:
-        """Search until a guess is as near as can be expected."""
+        """Repeat attempts until a guess is plausible, then compare the best guesses.
+
+        The attempts also end when their number or the budget is used up.
+        """
         best = self._attempt()
         while self._facts["attempts"] < self._hybrid.attempts and not (
             self._budget.exhausted() or self._plausible(best)
@@ -133,7 +135,7 @@ class _Search:
         return Found(best.candidate, tokens, best.likeness, self._stop, facts)
 
     def _attempt(self) -> _Guess:
-        """Run rounds from a random start until one brings no improvement."""
+        """Run rounds from a random start, and return the best or the last guess."""
         matcher, hybrid, facts, budget = self._matcher, self._hybrid, self._facts, self._budget
         run = start_run(matcher, self._descent, self._start, self._rng, budget)
         guess: _Guess | None = None
@@ -179,8 +181,8 @@ class _Search:
     def _plausible(self, guess: _Guess) -> bool:
         """Return whether a guess is as near as the true words would be.
 
-        The expected distance is that of the guess's own gradient behind drawn dropout masks. True where it is not
-        known.
+        The expected distance is that which drawn dropout masks alone cause for this guess. If it is not known, the answer is
+        true.
         """
         if self._matcher.explained_by(guess.loss):
             return True
@@ -190,7 +192,7 @@ class _Search:
         return not losses or guess.loss <= PLAUSIBLE * median(losses)
 
     def _judged(self, label_logits: Tensor) -> Batch:
-        """Return the finalist that explains the update best with masks of its own."""
+        """Return the guess that explains the update best with masks of its own."""
         matcher, steps = self._matcher, self._hybrid.verdict_steps
         batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
         certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
@@ -228,9 +230,8 @@ def _sequenced(
 def search_apart(beams: Beams, sweeps: int, budget: Budget) -> None:
     """Search from each kept batch separately, and offer the results.
 
-    Batch X_j is searched over its own words T_j (Algorithm 3, lines 2 to 8).
-
-    A sweep that changes no X_j would only be repeated, so it is the last.
+    The search from batch X_j tries only the words T_j of this batch (Algorithm 3, lines 2 to 8). After a sweep that changes no X_j the
+    search ends, because further sweeps would be the same.
     """
     starts = [batch for batch, _ in beams.ranked]
     words = [beams.words(start) for start in starts]
@@ -268,11 +269,11 @@ class Beams:
         Args:
             matcher: scores.
             label_logits: (B, C).
-            masks: (P,) of dropout that all are scored with; None for masks at their mean.
+            masks: (P,) dropout masks with which all batches are scored; None for masks at their mean.
             width: n_b.
         """
         self.scored = 0
-        """Batches that were scored so far."""
+        """Number of batches scored so far."""
         self._matcher = matcher
         self._logits, self._masks = label_logits, masks
         self._width = width
@@ -317,13 +318,13 @@ class Beams:
         return one
 
     def sweep(self, budget: Budget, words: Batch | None = None) -> bool:
-        """Try each token of a sequence at all positions, once.
+        """Try each token of a sequence at each of its positions.
 
-        Returns whether the best batch changed.
+        Return whether the best batch changed. Return False if the budget is used up before the end.
 
         Args:
-            budget: checked before every place.
-            words: tokens of each sequence to try; by default those of the kept batches.
+            budget: checked before every position.
+            words: tokens of each sequence to try; None for those of the kept batches.
         """
         before = self._kept[0]
         for row in range(len(self._matcher.lengths)):
@@ -338,6 +339,6 @@ class Beams:
 
 
 def _put(batch: Batch, row: int, place: int, token: int) -> Batch:
-    """Return a batch with another token at a place."""
+    """Return a batch with another token at one position."""
     sequence = batch[row]
     return (*batch[:row], (*sequence[:place], token, *sequence[place + 1 :]), *batch[row + 1 :])

@@ -16,13 +16,13 @@ from leakaudit.models.vocabulary import Vocabulary
 
 
 class KnownTokens:
-    """Puts known tokens at their positions in every candidate."""
+    """Known tokens, which it puts at their positions in every candidate."""
 
     def __init__(self, vocabulary: Vocabulary, lengths: Sequence[int], table: Tensor) -> None:
         """Begin with the public tokens only.
 
         Args:
-            vocabulary: its public tokens.
+            vocabulary: gives the public tokens.
             lengths: (B,) tokens of each sequence.
             table: (V, D) word embedding.
         """
@@ -31,16 +31,16 @@ class KnownTokens:
         self._fixed, self._embeddings = self._laid_out()
 
     def hold(self, tokens: Mapping[int, tuple[int, ...]]) -> None:
-        """Treat some sequences as known from now on.
+        """Treat these sequences as known from now on.
 
         Args:
-            tokens: number of a sequence -> its token ids; all others are unknown again.
+            tokens: number of a sequence -> its token ids. All other sequences are unknown from now on.
         """
         self._held = dict(tokens)
         self._fixed, self._embeddings = self._laid_out()
 
     def of(self, row: int) -> Mapping[int, int]:
-        """Return position -> token where a sequence's tokens are public, or held."""
+        """Return position -> token for the known tokens of a sequence."""
         held = self._held.get(row)
         return public_tokens(self._vocabulary, self._lengths[row]) if held is None else dict(enumerate(held))
 
@@ -54,10 +54,7 @@ class KnownTokens:
         return candidates._replace(embeddings=torch.where(self._fixed, self._embeddings, candidates.embeddings))
 
     def _laid_out(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of known tokens, and their embeddings.
-
-        (B, T, 1) booleans and (B, T, D).
-        """
+        """Return (B, T, 1) whether a token is known, and (B, T, D) its embedding."""
         shape = (len(self._lengths), max(self._lengths))
         fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self._table.device)
         embeddings = torch.zeros(*shape, self._table.shape[1], device=self._table.device)

@@ -124,89 +124,89 @@ FAST = replace(
 
 PRESETS: dict[Preset, Settings] = {"improved": IMPROVED, "paper": PAPER, "large": LARGE, "fast": FAST}
 """`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the
-weight decay of AdamW is PyTorch's default, as the paper names none. `improved`: as many steps, with our additions.
-`fast`: chosen on training sentences (CoLA); `lamp-cos` has one of its own."""
+weight decay of AdamW is PyTorch's default, because the paper names none. `improved`: as many steps, with our additions.
+`fast`: chosen on training sentences (CoLA); `lamp-cos` has a `fast` of its own."""
 
 COSINE_PRESETS: dict[Preset, Settings] = {
     **PRESETS,
     "fast": replace(PRESETS["fast"], steps=105, learning_rate=0.5, words=8, restarts=2, trial_steps=105, whitened=True),
 }
 """The presets with the cosine distance. `fast` is chosen on training sentences (CoLA): two candidates take all steps,
-and the words of both are tried in one guess."""
+and the words of both are then combined in one guess."""
 
 
 @dataclass(frozen=True)
 class Lamp:
-    """LAMP, Algorithm 1. An option at None is the preset's."""
+    """LAMP, Algorithm 1. An option that is None has the preset's value."""
 
     preset: Preset = "improved"
     """`paper` is the published attack for BERT-base, `large` for BERT-large; `improved` has our additions, and `fast`
     takes fewer steps."""
     steps: int | None = None
-    """Continuous steps in all."""
+    """Number of continuous steps in total."""
     n_init: int | None = None
-    """Normal samples that are scored before the start."""
+    """Number of normal samples that are scored before the start."""
     n_permutations: int | None = None
-    """Random orders of the best of them that are scored."""
+    """Number of random orders of the best sample that are scored."""
     round_every: int | None = None
     """n_c: continuous steps between two discrete rounds."""
     round_draws: int | None = None
-    """n_d: random transformations in a round, for each sequence. Equal ones are scored once."""
+    """n_d: random transformations of each sequence in a round. Equal results are scored once."""
     learning_rate: float | None = None
     """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
     decay: float | None = None
     """Factor on the step every 50 steps."""
     linear: bool | None = None
-    """Let the step fall to zero on a straight line instead."""
+    """Let the step fall linearly to zero instead."""
     weight_decay: float | None = None
     """Weight decay of AdamW."""
     clip: float | None = None
-    """Norm to which the derivative by the embeddings is clipped; 0 for none."""
+    """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
     relative: bool | None = None
-    """Measure in units of the model and the update: steps in those of the root mean square of the word embedding's
-    entries, and the weights of `lamp-l1l2` in those of the distance of a zero gradient. False in the paper."""
+    """Use units that depend on the model and the update. The unit of steps is the root mean square of the word embedding's
+    entries; the unit of `lamp-l1l2`'s weights is the distance of a zero gradient. False in the paper."""
     start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
+    """Standard deviation of the entries of normal starts: 1 in the paper, which is N(0, I). 0 makes rows as long as the word
     embedding's on average."""
     length_weight: float | None = None
     """alpha_reg, weight of the embedding-length regulariser (App. D: 1 for the cosine, 25 for L2+L1)."""
     prior_weight: float | None = None
     """alpha_lm, weight of the prior (App. D: 0.2 for the cosine, 60 for L2+L1)."""
     prior: str | None = None
-    """Language model for the likelihood of an order: a prior's name, a file or a folder; `none` for none (alpha_lm =
-    0). The paper takes GPT-2. The paper's presets take the built-in `ngram` unless another is given; the diagnostic
-    `prior_stand_in` is then 1."""
+    """Language model for the likelihood of an order: a prior's name, a file or a folder; `none` for no prior (alpha_lm
+    = 0). The paper takes GPT-2. The paper's presets take the built-in `ngram` unless another one is given, and then set the
+    diagnostic `prior_stand_in` to 1."""
     squared: bool | None = None
     """Square L2 distances, as DLG does; `lamp-l1l2` only. False in the paper as printed."""
     words: int | None = None
-    """Nearest words at each position that are tried as tokens after the last step (`token_refinement`): more where a
-    position is less certain, and those of the restarts that were dropped; 0 takes the nearest, as the paper does."""
+    """Most nearest words that are tried at each position after the last step (`token_refinement`). Fewer are tried where a
+    position is certain; the words of dropped restarts are tried, too. 0 takes the nearest word, as the paper does."""
     discrete: Literal["alternate", "at-end", "never"] = "alternate"
-    """When orders are tried: between continuous steps, or the paper's ablations DiscreteAtEnd and NoDiscrete."""
+    """When new orders are tried: between continuous steps, or as in the paper's ablations DiscreteAtEnd and NoDiscrete."""
     seats: bool | None = None
     """Also move embeddings together with their positions, which does not change the gradient (`position_assignment`).
     Not in the paper."""
     per: Literal["parameter", "layer", "whole"] = "parameter"
-    """The unit of a cosine, before the mean: a parameter, a layer or the whole update."""
+    """What one cosine compares before the mean is taken: a parameter, a layer or the whole update."""
     patience: int | None = None
-    """Rounds in a row that change no token after which the attack stops as converged; 0 for never, as in the paper."""
+    """The attack stops as converged after this many rounds in a row that change no token and no order; 0 for never, as in the paper."""
     stop_early: bool | None = None
     """Stop as soon as the tokens explain the update. Not in the paper."""
     keep: Keep | None = None
-    """Return the `best` candidate that any round ended with, or the `last`, as the paper does."""
+    """Return the `best` candidate at the end of a round, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     labels: Literal["joint", "enumerate"] = "enumerate"
-    """Labels that are not granted: each assignment tried for `trial_steps` (LAMP, Sec. 4.2), or optimised with the embeddings."""
+    """How to find labels that are not granted: try each assignment for `trial_steps` (LAMP, Sec. 4.2), or optimise them jointly."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side at the start; the search continues with the one of the
+    """Number of best samples that take `trial_steps` steps at the start. The search continues with the one that then has the
     lowest loss. 1 in the paper."""
     trial_steps: int | None = None
-    """Steps in which restarts, or labellings, compete. Our choice."""
+    """Steps after which restarts, or assignments of labels, are compared. Our choice."""
     whitened: bool | None = None
-    """Take cosines in a metric in which weak tokens count (`whitening`); `lamp-cos` only. Not in the paper."""
+    """Take cosines in a metric that gives weak tokens more weight (`whitening`); `lamp-cos` only. Not in the paper."""
     start: StartSource = "none"
-    """`span`: start from the sequences that exact recovery reads instead of noise, and at their lengths. Not in the
+    """With `span`, start from the sequences that exact recovery reads, with their lengths, and not from noise. Not in the
     paper."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
@@ -241,12 +241,15 @@ class Lamp:
 
     @property
     def stands_in(self) -> bool:
-        """Whether the prior is the one that stands in for the paper's."""
+        """Whether the built-in prior replaces the paper's."""
         return self.prior is None and self.settings().prior == STAND_IN
 
     @property
     def prior_facts(self) -> dict[str, float]:
-        """The diagnostic of an attempt whose prior stands in for the paper's."""
+        """The diagnostic that says that the built-in prior replaces the paper's.
+
+        Empty if it does not.
+        """
         return {"prior_stand_in": 1.0} if self.stands_in else {}
 
     def applies(self, seen: Observation) -> Applicability:
@@ -272,20 +275,20 @@ class Lamp:
         Args:
             seen: what to attack.
             objective: L_grad.
-            rng: draws.
+            rng: source of all random numbers.
             budget: checked before every step.
-            unit: of `length_weight` and `prior_weight`.
+            unit: unit of `length_weight` and `prior_weight`.
         """
         guess = reconstruct_by_matching(seen, self.recipe(seen, objective, unit=unit), rng, budget)
         return replace(guess, diagnostics={**guess.diagnostics, **self.prior_facts})
 
     def recipe(self, seen: Observation, objective: Objective, *, unit: float = 1.0) -> Recipe:
-        """Return the attack with one objective.
+        """Return the settings of the attack with one objective.
 
         Args:
-            seen: whose vocabulary the prior has to speak.
+            seen: gives the vocabulary that the prior has to score.
             objective: L_grad.
-            unit: of `length_weight` and `prior_weight`.
+            unit: unit of `length_weight` and `prior_weight`.
         """
         chosen = self.settings()
         prior = chosen.prior and load_prior(chosen.prior, vocabulary=seen.facts.vocabulary, victim=seen.model)

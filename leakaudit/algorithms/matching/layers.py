@@ -1,4 +1,4 @@
-"""Layers whose gradients are kept as pairs, and what they receive in a pass.
+"""Layers whose gradients are kept as pairs, and records of their passes.
 
 Letters: N candidates, M tokens of a candidate at a layer.
 """
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 AGREES = 1e-3
-"""Relative error up to which a parameter's gradient from pairs counts as its true gradient, tested once on random
-input. Our choice: float32 leaves 1e-6; a layer that is more than W x + b is off by far more."""
+"""Relative error up to which a parameter's gradient from pairs counts as its true gradient. It is tested once on random
+input. Our choice: float32 leaves 1e-6, and a layer that does more than W x + b gives a far larger error."""
 
 
 MOST_ROWS = 4096
-"""Largest number of rows of a table that is matched as a linear layer of one-hot inputs. Our choice: positions, not
-words."""
+"""Most rows of a table that is treated as a linear layer with one-hot inputs. Our choice: enough for position tables, but not
+for word tables."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Matrix:
     name: str
     """Parameter name."""
     input_first: bool
-    """Stored as (in, out)."""
+    """Whether it is stored as (in, out) and not as (out, in)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Vector:
     name: str
     """Parameter name."""
     gain: bool
-    """A normalisation's gain, not a bias."""
+    """Whether it is the gain of a normalisation and not a bias."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Record(NamedTuple):
 def recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[], int]) -> Iterator[list[Record]]:
     """Record inputs and outputs of modules while the block runs.
 
-    A module may run once for all sequences, as a position table does. Its output is expanded to the candidates' rows,
-    so that each has a gradient of its own.
+    A module such as a position table may run only once for all sequences. Its output is then expanded to all rows, so that
+    each candidate has a gradient of its own.
     """
     records = [Record([], []) for _ in modules]
 
@@ -93,7 +93,7 @@ def recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[
 
 
 def tokens_joined(tensors: Sequence[Tensor], candidates: int) -> Tensor:
-    """Return (N, M, features): the tokens of each candidate over all calls."""
+    """Return (N, M, features) the tokens of each candidate from all calls."""
     parts = [tensor.reshape(candidates, -1, tensor.shape[-1]) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -119,7 +119,7 @@ def before_gain(module: nn.Module, made: Tensor) -> Tensor:
 def matrix_of(name: str, module: nn.Module, record: Record) -> Matrix | None:
     """Return the module's weight as a `Matrix`, or None.
 
-    It is one if the module is a linear layer or a small table.
+    None unless the module is a linear layer or a small table.
     """
     weight: Any = module.weight
     if isinstance(module, nn.Embedding):

@@ -17,7 +17,7 @@ MaskPlaces = Literal["all", "opening"]
 
 
 class LearnedMasks:
-    """The mask entries of a candidate that are learned; the others stay as they are."""
+    """The choice of mask entries that a search learns; others stay fixed."""
 
     def __init__(
         self,
@@ -31,21 +31,22 @@ class LearnedMasks:
         """Choose the entries.
 
         Args:
-            layout: of the model's masks; None where dropout is not modelled.
-            openings: positions of opening tokens, for each sequence.
-            device: of the result.
-            places: learn masks of all tokens, or of opening tokens and of no token.
-            weight: of `penalty`.
+            layout: layout of the model's masks; None if dropout is not modelled.
+            openings: positions of the opening tokens of each sequence.
+            device: device of the masks.
+            places: `all` to learn all masks; `opening` to learn those of opening tokens and those that belong to no token. If
+                there are no such masks, all are learned.
+            weight: weight of `penalty`.
         """
         self._layout, self._device = layout, device
         self.weight = weight
         self.learned = self._chosen(openings, places).to(device)
-        """(P,) one for mask entries that are learned, zero for the others."""
+        """(P,) 1 for mask entries that are learned, else 0."""
 
     def full(self, candidates: int) -> Tensor:
         """Return (N, P) masks at their mean, 1 - p.
 
-        A pass with them is one without dropout.
+        A pass with these masks equals a pass without dropout.
         """
         rates = torch.zeros(0) if self._layout is None else self._layout.rates
         return (1 - rates).to(self._device).expand(candidates, -1).clone()
@@ -58,8 +59,8 @@ class LearnedMasks:
     def penalty(self, masks: Tensor) -> Tensor:
         """Return (N,) float64 the penalty on learned masks.
 
-        It is the weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over learned entries m. The mean is 1 for masks
-        as dropout draws them.
+        It is the weight times the mean of (m - (1 - p))^2 / (p (1 - p)) over learned entries m. For masks that dropout
+        draws, the expected mean is 1.
 
         Args:
             masks: (N, P).

@@ -1,8 +1,8 @@
 """Estimates of pruned entries from the rank of an update.
 
-An update of few tokens is the sum of as many products x_t d_t^T, so its rank is low. A mask (GRAB, Sec. 5.5.2) leaves
-the removed entries out. But they are known to be small and the matrix to have a low rank, which determines most of
-them: see docs/methods/matching.md (`fill`). `span.subspace` does the same where the rank is not known.
+An update of few tokens is the sum of as many products x_t d_t^T, so its rank is low. GRAB (Sec. 5.5.2) ignores the pruned
+entries. But we know that they are small and that the matrix has a low rank, and this determines most of them: see
+docs/methods/matching.md (`fill`). `span.subspace` does the same if the rank is not known.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch import Tensor
 from leakaudit.algorithms.span.subspace import FIRST_SHRINKAGE
 
 TURNS = 30
-"""Turns of filling in. Our choice: twice as many, with a slower decay, improve cosines by less than 0.01."""
+"""Number of turns. Our choice: twice as many turns with a slower decay improve cosines by less than 0.01."""
 
 DECAY = 0.85
-"""Factor on the shrinkage each turn. Our choice: it ends at a hundredth of its start."""
+"""Factor on the shrinkage in each turn. Our choice: the shrinkage ends at a hundredth of its first value."""
 
 
 def completed(matrix: Tensor, rank: int, smallest: float) -> Tensor:
     """Return the low-rank matrix that agrees best with the kept entries.
 
-    Missing entries are known to be below all that were kept.
+    The magnitude of a missing entry is at most that of the smallest kept entry.
 
-    Soft-impute (Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1) with the singular vectors of the turn
-    before as the start of a subspace iteration: a turn costs two products with `rank` columns.
+    The method is Soft-impute (Mazumder, Hastie and Tibshirani, JMLR 2010, Algorithm 1). Each turn is one subspace iteration
+    that starts from the singular vectors of the turn before, so it costs two products with `rank` columns.
 
-    A rank of more than half of the smaller side says next to nothing; the matrix is then returned unchanged.
+    A rank above half of the smaller side determines almost nothing. The matrix is then returned unchanged, and also if it is zero.
 
     Args:
         matrix: (rows, columns), zero where an entry is missing.
         rank: number of tokens.
-        smallest: smallest magnitude that was kept anywhere.
+        smallest: smallest magnitude of a kept entry in the whole update.
     """
     kept = matrix != 0
     if 2 * rank > min(matrix.shape) or not bool(kept.any()):
@@ -49,9 +49,10 @@ def completed(matrix: Tensor, rank: int, smallest: float) -> Tensor:
 
 
 def _strongest(matrix: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one subspace iteration's singular vectors and values.
+    """Return singular vectors and values after one subspace iteration.
 
-    (rows, r), (r,) and (columns, r); they are nearer to the largest than `right`, (columns, r), was.
+    The iteration starts from `right`, (columns, r), and comes nearer to the r strongest singular vectors. The results are
+    (rows, r), (r,) and (columns, r).
     """
     basis = torch.linalg.qr(matrix @ right).Q
     turned, values, vectors = torch.linalg.svd(basis.T @ matrix, full_matrices=False)

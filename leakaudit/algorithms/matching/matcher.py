@@ -1,7 +1,7 @@
 """Losses, derivatives, tokens and random starts of candidate batches.
 
 Every attack by gradient matching uses a `Matcher`. It combines `CandidateGradients` (the gradients of candidates),
-`Comparison` (their distance to the observed one), the public tokens and the regulariser.
+`Comparison` (their distances to the observed gradient), the public tokens and the regulariser.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, V vocabulary, C classes, P entries of dropout masks.
 """
@@ -27,16 +27,16 @@ from leakaudit.algorithms.matching.word_table import WordTable
 from leakaudit.client.observation import Observation
 
 CHUNK_TOKENS = 1024
-"""Tokens of candidates that run at once. Our choice: a core's matrix products are at full speed, and activations of a base-size
-model stay below half a gigabyte."""
+"""Tokens of all candidates that run at once. Our choice: matrix products on one core then have full speed, and the activations of
+a base-size model take less than half a gigabyte."""
 
 EXPLAINED = 1e-4
-"""Distance of tokens, as a share of a zero gradient's, up to which the search is over. Measured (cosine, MiniLM, one
-CoLA training sentence of 8 tokens): 1e-5 for the true one, 0.04 and more for 43 other orders of its words. Whether the
-guess is right is for `prove` to decide."""
+"""The search ends when the distance of a guess as tokens is at most this share of a zero gradient's distance. Measured (cosine,
+MiniLM, one CoLA training sentence of 8 tokens): 1e-5 for the true sentence, and at least 0.04 for 43 other orders of its
+words. `prove` then decides whether the guess is right."""
 
 CERTAIN = 30.0
-"""Logit of a class that is taken as certain: the others keep 1e-13."""
+"""Logit of a class that is taken as certain; each other class keeps a probability of 1e-13."""
 
 
 class Matcher:
@@ -60,29 +60,29 @@ class Matcher:
         denoise: bool = True,
         noise_rescales: bool = False,
     ) -> None:
-        """Prepare the parts; nothing of `seen` is changed, now or later.
+        """Prepare the parts; `seen` is not changed, neither here nor by any method.
 
         Args:
-            seen: what to match.
+            seen: the observation to match.
             lengths: (B,) tokens of each sequence.
             objective: the distance; `with_declared_defenses` adds what the protocol declares.
             length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
             exposure: patterns of parameter names that are matched; all but the word embedding by default.
             dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            mask_weight: weight of learned masks' mean squared distance from their mean, in units of a drawn mask's
-                variance. Not in GRAB.
-            mask_places: learn masks of all tokens, as GRAB does, or those of opening tokens, such as `[CLS]`, and of no
-                token only.
-            aware: match norms, remove noise, mask entries and weigh parameters where the protocol declares clipping,
-                noise or pruning.
-            fill: where it declares pruning and `aware` is on, fill entries in (`low_rank_completion`) instead of
-                masking them.
+            mask_weight: weight of the learned masks' penalty: their mean squared distance from their mean, divided by the variance
+                of a drawn mask. Not in GRAB.
+            mask_places: learn all masks, as GRAB does, or only those of opening tokens, such as `[CLS]`, and those that belong to
+                no token.
+            aware: if the protocol declares clipping, noise or pruning: match norms, remove noise, mask entries and weigh
+                parameters.
+            fill: if the protocol declares pruning and `aware` is true, fill in the pruned entries (`low_rank_completion`) instead
+                of masking them.
             relative: take steps in units of the root mean square of the word embedding's entries.
-            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as LAMP prints them
-                (Algorithm 1); 0 makes rows as long as the word embedding's on average.
-            denoise: where it declares noise and `aware` is on, remove it and weigh parameters by the rest
-                (`singular_value_shrinkage`).
-            noise_rescales: match norms where it declares noise, too, as GRAB does (Sec. 5.5.1), not only where it clips.
+            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as in LAMP (Algorithm 1); 0 makes rows
+                as long as the word embedding's on average.
+            denoise: if the protocol declares noise and `aware` is true, remove it (`singular_value_shrinkage`) and weigh parameters
+                by the remaining signal.
+            noise_rescales: match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping.
 
         Raises:
             AnatomyError: there is nothing to match.
@@ -97,7 +97,7 @@ class Matcher:
             self.objective, self.gradients.matrices, self.gradients.vectors, seen.update, sum(self.lengths)
         )
         self.positions = position_vectors(seen, max(self.lengths))
-        """(T, D) the vectors that the model adds to embeddings at each position; None where it does not just add."""
+        """(T, D) the vectors that the model adds to embeddings at each position; None if it does more than add."""
         self.words = WordTable(seen)
         self.unit = self.words.root_mean_square if relative else 1.0
         """Unit of Adam's step: the root mean square of the word embedding's entries, or 1."""
@@ -128,20 +128,20 @@ class Matcher:
     def directions(self) -> Tensor:
         """(V, D) the word embedding's rows at norm 1.
 
-        Zero for tokens that stand at no free position.
+        Zero for tokens that cannot stand at a free position.
         """
         return self.words.directions
 
     @property
     def parameters(self) -> int:
-        """Number K of parameters that are compared."""
+        """The number K of parameters that are compared."""
         return len(self.gradients.matrices) + len(self.gradients.vectors)
 
     @property
     def at_once(self) -> int:
         """The number of candidates that run at once.
 
-        More candidates only need more memory.
+        With more at once, a search needs more memory but is not faster.
         """
         return self.chunks.size
 
@@ -152,7 +152,7 @@ class Matcher:
 
     @property
     def classes(self) -> int:
-        """Number C of classes."""
+        """The number C of classes."""
         return self.gradients.classes
 
     def free_places(self, row: int) -> list[int]:
@@ -174,7 +174,7 @@ class Matcher:
     def explain(self, tokens: Sequence[Sequence[int]], label_logits: Tensor) -> bool:
         """Return whether a guess has the observed gradient.
 
-        The guess is tokens with their likeliest labels. The answer is as good as the objective is.
+        The guess consists of tokens and their likeliest labels. The answer depends on the objective.
 
         Args:
             tokens: (B,) sequences of token ids.
@@ -185,7 +185,7 @@ class Matcher:
     def explained_by(self, loss: float) -> bool:
         """Return whether a distance is as small as that of the true tokens.
 
-        The answer is as good as the objective is.
+        The answer depends on the objective.
         """
         return loss <= EXPLAINED * self._comparison.of_nothing
 
@@ -199,7 +199,7 @@ class Matcher:
         Args:
             batches: N batches of B sequences of token ids.
             label_logits: (B, C).
-            masks: (P,) of dropout, the same for all; None for none.
+            masks: (P,) of dropout, the same for all batches; None for masks at their mean.
         """
         certain = self.certain(label_logits).expand(len(batches), -1, -1)
         dummy = self.known.placed(self.candidates.of_tokens(batches, certain, masks))
@@ -211,15 +211,18 @@ class Matcher:
         return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
 
     def first_order(self, placed: Candidate) -> Pairs:
-        """Return the gradients of candidates with known tokens in place, without a graph."""
+        """Return the gradients of candidates, without a graph.
+
+        Args:
+            placed: candidates with the known tokens at their positions.
+        """
         return self.gradients.pairs(placed, differentiable=False)
 
     def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
-        """Return the nearest token at each position, and mean cosines.
+        """Return the tokens with the highest cosines, and mean cosines.
 
-        The nearest is by cosine (LAMP, Algorithm 1). There is one mean cosine for each sequence.
-
-        Special tokens stand where the tokenizer puts them and nowhere else, except the unknown-word token.
+        The tokens are chosen as in LAMP (Algorithm 1). There is one mean cosine for each sequence. Special tokens stand only where the
+        tokenizer puts them. The unknown-word token may stand anywhere.
 
         Args:
             embeddings: (B, T, D) of one candidate.

@@ -16,31 +16,31 @@ class Objective:
     kind: Literal["l2", "cosine"] = "l2"
     """L2 distance, or one minus the cosine (LAMP, Sec. 4.2, L_cos)."""
     squared: bool = True
-    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); LAMP (L_tag) and GRAB (Eq. 1) print it without the square."""
+    """Square the L2 distance of each parameter, as DLG does (Zhu et al. 2019); in print, LAMP (L_tag) and GRAB (Eq. 1) have no square."""
     per: Literal["parameter", "layer", "whole"] = "parameter"
-    """The unit of a cosine, before the mean: each parameter tensor, all parameters of a block, or the whole update. The
-    L2 distance is the same for all."""
+    """What one cosine compares before the mean is taken: a parameter tensor, all parameters of a block, or the whole update.
+    It does not change the L2 distance."""
     whitened: bool = False
-    """Take cosines of matrices in a metric in which weak tokens count (`whitening`)."""
+    """Take cosines of matrices in a metric that gives weak tokens more weight (`whitening`)."""
     l1: float = 0.0
     """Weight of the additional L1 distance (TAG)."""
     match_norm: bool = False
-    """Scale every candidate's gradient to the norm of the observed one first: for updates whose length is unknown."""
+    """First scale every candidate's gradient to the norm of the observed gradient. For updates whose length is unknown."""
     masked: bool = False
-    """Compare only where the observed update is not zero (GRAB, Sec. 5.5.2): for pruned updates."""
+    """Compare only the entries where the observed update is not zero (GRAB, Sec. 5.5.2). For pruned updates."""
     filled: bool = False
-    """For pruned updates, too: fill in removed entries by the low rank first (`low_rank_completion`), and compare
-    everywhere. The more was pruned, the more a cosine counts by the length of its update, because pruning removes most
-    of the short ones. Vectors are compared where they are not zero."""
+    """Also for pruned updates: first fill in the pruned entries by the low rank (`low_rank_completion`), then compare all
+    entries. The more was pruned, the more the weight of a cosine depends on the length of its update, because pruning removes
+    most of a short update. Vectors are only compared at entries that are not zero."""
     sigma: float = 0.0
     """Standard deviation of noise on every entry. It is removed from matrices as far as their rank allows
-    (`singular_value_shrinkage`). The more of the update is noise, the more a cosine counts by its expected square
-    between the denoised and the clean update: noise of one size hides small gradients."""
+    (`singular_value_shrinkage`). The more of the update is noise, the more the weight of a cosine depends on the expected
+    squared cosine between the denoised and the clean update, because equal noise hides small gradients more."""
 
     def __post_init__(self) -> None:
-        """Refuse a metric for an L1 distance or for single entries.
+        """Refuse `whitened` for other distances than cosines of whole updates.
 
-        These have no singular values.
+        An L1 distance and a comparison of single entries have no singular values.
         """
         if self.whitened and (self.kind != "cosine" or self.l1 or self.masked):
             raise ValueError(
@@ -51,15 +51,15 @@ class Objective:
 def with_declared_defenses(
     objective: Objective, seen: Observation, *, aware: bool, fill: bool, denoise: bool, noise_rescales: bool
 ) -> Objective:
-    """Return the objective with what the protocol declares: clipping, noise, pruning.
+    """Return the objective for declared clipping, noise and pruning.
 
     Args:
         objective: the distance.
-        seen: its protocol.
-        aware: use what is declared.
+        seen: gives what the protocol declares.
+        aware: use these declarations.
         fill: fill in pruned entries instead of masking them.
         denoise: remove declared noise.
-        noise_rescales: match norms under declared noise, too, not only under clipping.
+        noise_rescales: match norms also under declared noise, not only under clipping.
     """
     pruned = aware and seen.zeroed
     sigma = seen.noise_sigma if aware else 0.0

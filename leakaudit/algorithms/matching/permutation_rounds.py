@@ -28,31 +28,31 @@ class Rounds:
     every: int
     """n_c: steps between two rounds."""
     draws: int
-    """n_d: random transformations for each sequence of a round."""
+    """n_d: random transformations of each sequence in a round."""
     when: Literal["alternate", "at-end"] = "alternate"
     seats: bool = True
-    """Move embeddings together with their positions, too (`position_assignment`)."""
+    """Also move embeddings together with their positions (`position_assignment`)."""
     prior: Scorer | None = None
     prior_weight: float = 0.0
     """alpha_lm."""
     patience: int = 0
-    """Rounds without any change of tokens or orders after which a descent ends; 0 for never."""
+    """A descent ends after this many rounds in a row without a change of tokens or orders; 0 for never."""
     stop_early: bool = True
     """End as soon as the tokens explain the update."""
     words: int = 0
-    """Nearest words at each position that are tried as tokens after the last step (`token_refinement`), with those of
-    the restarts that were dropped; 0 takes the nearest."""
+    """Most nearest words that are tried at each position after the last step (`token_refinement`), with the words of
+    dropped restarts; 0 takes the nearest word."""
 
     def count(self, steps: int) -> int:
-        """Return the number of rounds that belong to so many steps.
+        """Return the number of rounds for a number of steps.
 
-        There is one after every `every` steps, and one after the remaining steps.
+        There is one round after every `every` steps, and one after the remaining steps.
         """
         return math.ceil(steps / self.every)
 
     @property
     def positions_every(self) -> int:
-        """Steps after which parallel restarts get other positions; 0 for never."""
+        """Steps after which parallel restarts try other positions; 0 for never."""
         return self.every if self.seats and self.when == "alternate" else 0
 
 
@@ -63,7 +63,7 @@ class PermutationRounds:
     """
 
     def __init__(self, matcher: Matcher, rounds: Rounds, rng: torch.Generator) -> None:
-        """Prepare; nothing is permuted yet."""
+        """Prepare the rounds; nothing is permuted yet."""
         self.rounds = rounds
         self.facts = {"rounds": 0.0, "accepted": 0.0, "candidates": 0.0}
         self._matcher = matcher
@@ -83,10 +83,10 @@ class PermutationRounds:
         return self.explained or 0 < self.rounds.patience <= self._still
 
     def run_round(self, run: Run, budget: Budget) -> None:
-        """Try new orders of each sequence in turn; take the best if it is better."""
+        """Try new orders of each sequence in turn, and keep the best one."""
         tokens, _ = self._matcher.tokens(run.now.embeddings[0])
         moved = False
-        unlikely = 0.0  # L_lm of the sequences done so far; the last one's loss is then that of the batch
+        unlikely = 0.0  # L_lm of the sequences so far; with it, the loss at the last sequence is that of the batch
         for row, sequence in enumerate(tokens):
             if budget.exhausted():
                 break
@@ -117,7 +117,7 @@ class PermutationRounds:
         self._last = tokens
 
     def check_explained(self, run: Run) -> None:
-        """Keep the present candidate as the best if its tokens explain the update."""
+        """Store the present candidate as the best if its tokens explain the update."""
         if self.rounds.stop_early and run.explained():
             self.explained = True
             self._best = (-math.inf, run.now.detached())
@@ -125,16 +125,17 @@ class PermutationRounds:
     def _losses(self, one: Candidate, row: int, orders: Sequence[Permutation]) -> Tensor:
         """Return (N,) losses of the only candidate in each order of a sequence.
 
-        Candidates are made a portion at a time.
+        Only as many candidates are made at a time as run at once.
         """
         at_once = self._matcher.at_once
         parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
         return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
 
     def result(self, run: Run, budget: Budget) -> Candidate:
-        """Return the result of the search, after the remaining rounds.
+        """Run the remaining rounds, and return the result of the search.
 
-        With `at-end` all rounds remain; otherwise one, if steps followed the last round.
+        With `at-end` all rounds remain. Otherwise one round remains if steps followed the last round, or if no round has stored a
+        candidate.
         """
         at_end = self.rounds.when == "at-end"
         if at_end:

@@ -1,7 +1,7 @@
 """LAMP's discrete transformations: new orders of a sequence's tokens.
 
-Balunovic et al., NeurIPS 2022, Sec. 4.3. All four only rearrange, so a candidate is a permutation: entry p is the
-position from which the token at p comes. Tokens and the optimizer's state move alike, and equal candidates are scored
+Balunovic et al., NeurIPS 2022, Sec. 4.3. All four only reorder tokens, so their result is a permutation: entry p is
+the position from which the token at p comes. The same permutation reorders the optimizer's state. Equal results are scored
 once.
 """
 
@@ -26,7 +26,7 @@ def swap(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_token(order: Permutation, i: int, j: int) -> Permutation:
-    """Move the token at position i behind the one at position j.
+    """Move the token at position i to just after the token at position j.
 
     >>> move_token((0, 1, 2, 3), 0, 2)
     (1, 2, 0, 3)
@@ -35,9 +35,9 @@ def move_token(order: Permutation, i: int, j: int) -> Permutation:
 
 
 def move_subsequence(order: Permutation, i: int, j: int, p: int) -> Permutation:
-    """Move the tokens at positions i to j behind the one at position p.
+    """Move the tokens at positions i to j to just after the token at position p.
 
-    Both ends are included, and p lies outside.
+    The positions i and j are included, and p lies outside of them.
 
     >>> move_subsequence((0, 1, 2, 3, 4), 0, 1, 3)
     (2, 3, 0, 1, 4)
@@ -82,7 +82,7 @@ TRANSFORMS: tuple[Callable[[Permutation, torch.Generator], Permutation], ...] = 
     _draw_move_subsequence,
     _draw_move_prefix,
 )
-"""Each draws its positions uniformly."""
+"""The four transformations. Each draws its positions uniformly."""
 
 
 def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Generator) -> list[Permutation]:
@@ -116,7 +116,7 @@ def draw_orders(places: Sequence[int], length: int, draws: int, rng: torch.Gener
 
 
 def shuffled(places: Sequence[int], length: int, rng: torch.Generator) -> Permutation:
-    """Return a random order of the free positions; the others stay."""
+    """Return a random order of the given positions; other tokens stay."""
     order = list(range(length))
     for place, source in zip(places, torch.randperm(len(places), generator=rng).tolist(), strict=True):
         order[place] = places[source]

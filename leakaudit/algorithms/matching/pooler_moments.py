@@ -1,7 +1,12 @@
 """Features at the input of a wide pooler, by moments of its update.
 
+<<<<<<< HEAD
 The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias. Each of
 them enters class c's logit with the same constant. So the update of w_j is (Beyond Gradient and Priors, Appendix B, Eq. 7)
+=======
+The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j standard normal, activation f and no bias. All of
+them enter the logit of class c with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
+>>>>>>> readB
 
     g_j = sum_i r_i f'(w_j . x_i) x_i,        r_i = (1 / B) sum_c (p_i(c) - y_i(c)) c / m
 
@@ -9,15 +14,15 @@ with x_i the feature of sequence i, and by Stein's lemma (Eq. 8 to 12)
 
     sum_j g_j (x) (v_j (x) v_j - I)  ->  m s^2 sum_i r_i E[f'''(s v . x_i)] x_i (x) x_i (x) x_i,
 
-a symmetric tensor whose decomposition gives the x_i up to their lengths. There are three estimates, each more exact
+a symmetric tensor whose decomposition gives the x_i up to their lengths. There are three estimates. Each is more exact
 than the one before:
 
 - `paper`: the tensor over the d' features that the new outputs use is symmetrised (Appendix B) and decomposed.
-- `span` (ours): the g_j are exact combinations of the B features. So the features' span is known without an error, and
-  the tensor is formed in its B coordinates only, which removes the noise of a finite m outside of the span. Features
+- `span` (ours): the g_j are exact combinations of the B features. So the span of the features is known without error, and
+  the tensor is formed only in the B coordinates of the span. This removes the noise outside of it, which a finite m causes. Features
   have all D coordinates, because the combination of the first d' of them holds for the others as well.
-- `solve` (ours): from there, the equations for g_j themselves are solved for x_i and r_i by least squares. They hold
-  exactly, so they give lengths and signs, too.
+- `solve` (ours): the result of `span` is a start from which the equations for g_j are solved for x_i and r_i by least
+  squares. They hold exactly, so they also give lengths and signs.
 
 Letters: B sequences, D features, d' of them used by the new outputs, m new outputs.
 """
@@ -37,15 +42,15 @@ Slope = Callable[[Tensor], Tensor]
 """f', elementwise."""
 
 TRIALS = 32
-"""Pairs of random contractions that the decomposition tries; the best start is refined. Our choice: they cost nothing,
-and a few of them are ill-conditioned."""
+"""Pairs of random contractions that the decomposition tries. It refines the best result. Our choice: a trial costs almost
+nothing, and a few are ill-conditioned."""
 
 ROWS = 4096
-"""Outputs whose equations are solved. Our choice: there are B (B + 1) unknowns in B equations for each output."""
+"""Most outputs whose equations are solved. Our choice: each output gives B equations, for B (B + 1) unknowns in total."""
 
 EXPLAINS = 0.1
-"""Relative error of the equations up to which their solution counts. Our choice: a right one is exact to rounding, and
-dropout after the pooler leaves more than 0.3."""
+"""A solution is accepted if the relative error of the equations is at most this. Our choice: a right solution is exact up to
+rounding, and dropout after the pooler leaves more than 0.3."""
 
 CHUNK = 2048
 """Outputs in each step of the sum of the paper's tensor. Our choice, for memory."""
@@ -70,10 +75,10 @@ class PoolerUpdate:
 
 @dataclass(frozen=True)
 class Features:
-    """Features found, one a sequence, in no order."""
+    """Features that were found, one for each sequence, in no order."""
 
     rows: Tensor
-    """(B, d' or D) float64; each up to its length, and up to its sign unless the equations were solved."""
+    """(B, d' or D) float64; the lengths and signs mean nothing unless the equations were solved."""
     explained: float
     """1 - relative squared error of the tensor by its decomposition, or of the equations by their solution."""
     solved: bool = False
@@ -95,16 +100,16 @@ def third_moment(gradients: Tensor, normals: Tensor) -> Tensor:
         total += gradients[start : start + CHUNK].T @ torch.einsum("jb,jc->jbc", v, v).flatten(1)
     tensor = total.view(size, size, size)
     tensor -= torch.einsum("a,bc->abc", gradients.sum(dim=0), torch.eye(size).to(gradients))
-    # T1 is symmetric in its last two places already, so these three are all.
+    # The tensor is already symmetric in its last two indices, so these three permutations are enough.
     symmetric: Tensor = (tensor + tensor.permute(1, 0, 2) + tensor.permute(2, 1, 0)) / (3 * count)
     return symmetric
 
 
 def decompose(tensor: Tensor, components: int, rng: torch.Generator) -> tuple[Tensor, float]:
-    """Write a symmetric tensor as a sum of that many third powers of vectors.
+    """Write a symmetric tensor as a sum of third powers of vectors.
 
-    The tensor is projected on the `components` main directions of its unfolding. There two random contractions
-    T(., ., a) and T(., ., b) are Z diag Z^T with the same Z, whose columns are the eigenvectors of the first times the
+    The tensor is projected on the `components` main directions of its unfolding. Two random contractions T(., ., a)
+    and T(., ., b) of the result are Z diag Z^T with the same Z. The columns of Z are the eigenvectors of the first contraction times the
     inverse of the second (Harshman 1970; known as Jennrich's algorithm). Least squares on the tensor itself then reduces
     the error that noise causes.
 
@@ -163,11 +168,11 @@ def features_solved(
         seen: the update.
         start: (B, D) directions in the span of the update.
         slope: f'.
-        lengths: lengths of features that are tried in turn, such as those of the public model on other texts.
-        reference: (D,) a feature that all features have something in common with; gives the start its signs.
+        lengths: lengths of features to try in turn, such as those of the public model on other texts.
+        reference: (D,) a vector with which all features have a common part. It gives the start its signs.
 
     Returns:
-        Features with lengths and signs, or None where no solution explains the update.
+        Features with lengths and signs, or None if no solution explains the update.
     """
     directions = signed(torch.nn.functional.normalize(start.rows, dim=1), reference)
     count = len(directions)
@@ -206,7 +211,10 @@ def features_solved(
 
 
 def signed(rows: Tensor, reference: Tensor) -> Tensor:
-    """Return rows with the sign of their inner product with a reference."""
+    """Return rows with signs that make their inner products not negative.
+
+    The inner products are those with the reference.
+    """
     along = rows @ reference
     return torch.where(along < 0, -1.0, 1.0)[:, None] * rows
 
@@ -219,7 +227,7 @@ def _unpacked(flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _rank(eigenvalues: Tensor) -> int:
     """Return the number of eigenvalues above rounding; at least 1.
 
-    They are of a Gram matrix of float32 rows.
+    The eigenvalues are those of a Gram matrix of float32 rows.
     """
     return max(1, int((eigenvalues > 1e-12 * eigenvalues[-1]).sum()))
 
@@ -227,7 +235,7 @@ def _rank(eigenvalues: Tensor) -> int:
 def _core(tensor: Tensor, components: int) -> tuple[Tensor, Tensor]:
     """Return the tensor in the main directions of its unfolding.
 
-    (components,) * 3, and (K, components) these directions.
+    Its shape is (components,) * 3. Also return (K, components) these directions.
     """
     unfolded = tensor.flatten(1)
     basis = torch.linalg.eigh(unfolded @ unfolded.T).eigenvectors[:, -components:]
@@ -237,7 +245,7 @@ def _core(tensor: Tensor, components: int) -> tuple[Tensor, Tensor]:
 def _jennrich(target: NDArray[np.float64], rng: torch.Generator) -> NDArray[np.float64] | None:
     """Return (B, B) rows whose third powers add up to the tensor.
 
-    They come from two random contractions; None where these are singular.
+    They are computed from two random contractions. Return None if these are singular.
     """
     a, b = torch.randn(2, len(target), generator=rng, dtype=torch.float64).numpy()
     try:

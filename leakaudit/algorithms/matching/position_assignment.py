@@ -2,10 +2,10 @@
 
 In an encoder with absolute positions, attention does not depend on order: its input is the *set* of the sums x_p +
 v_p of embeddings and position vectors. So the embedding at position p may move to q as x_p + v_p - v_q without any
-change of the gradient. A search that has found the sums at the wrong positions is at a perfect minimum, with
-embeddings that are no words. This module looks for the assignment of embeddings to positions under which they are
-nearest to words. (Own derivation. The orders that LAMP tries move embeddings without their positions, which does
-change the gradient.)
+change of the gradient. If a search has found the right sums at wrong positions, it is at a perfect minimum,
+although its embeddings are no words. This module finds the assignment of embeddings to positions under which they are nearest
+to words. (Own derivation. LAMP's new orders move embeddings without their position vectors, which changes
+the gradient.)
 
 Letters: T tokens, D hidden size, V vocabulary, P positions that are not public.
 """
@@ -34,7 +34,7 @@ class AssignedPositions(NamedTuple):
     order: Permutation
     """The position from which the embedding at each position comes."""
     embeddings: Tensor
-    """(T, D) after the move: the same sums with positions, split differently."""
+    """(T, D) after the move. Their sums with the position vectors are the same sums, in another order."""
     gain: float
     """The rise of the mean cosine with the nearest words."""
 
@@ -42,7 +42,7 @@ class AssignedPositions(NamedTuple):
 def position_vectors(seen: Observation, longest: int) -> Tensor | None:
     """Return (T, D) the vectors that the model adds at each position.
 
-    They are known up to a constant. None if the model does not just add.
+    They are known up to a constant. Return None if the model does more than add.
     """
     try:
         stage = input_stage_of(seen.model, longest)
@@ -55,20 +55,20 @@ def position_vectors(seen: Observation, longest: int) -> Tensor | None:
 
 
 def assign_positions(embeddings: Tensor, places: Sequence[int], positions: Tensor, words: Tensor) -> AssignedPositions:
-    """Return the assignment to positions with the highest mean cosine.
+    """Return the assignment of embeddings to positions nearest to words.
 
-    The cosine is that of an embedding with the nearest word.
+    It has the highest mean cosine of embeddings with their nearest words.
 
     Args:
         embeddings: (T, D) of one sequence.
-        places: whose tokens are not public.
+        places: positions whose tokens are not public.
         positions: (T, D) position vectors.
         words: (V', D) directions of the words that may stand there, at norm 1.
     """
     index = torch.tensor(places, device=embeddings.device)
     sums = embeddings[index] + positions[index]  # (P, D)
     split = sums[:, None] - positions[index][None]  # (P, P, D): the embedding at p, if it belongs to q
-    # (P, V') each: a split's products with words are their differences
+    # (P, V') each; their differences are the products of a split with words
     of_sums, of_positions = sums @ words.T, positions[index] @ words.T
     nearest = torch.stack([(products - of_positions).amax(dim=1) for products in of_sums])
     likeness = nearest / split.norm(dim=2).clamp_min(TINY)

@@ -31,17 +31,20 @@ class Block(NamedTuple):
     target: Tensor
     """(R, C): G there."""
     mask: Tensor
-    """(R, C) one where G was not pruned, else zero."""
+    """(R, C) 1 if an entry of G was not pruned, else 0."""
 
     def formed(self, given: Tensor, output_gradient: Tensor) -> Tensor:
-        """Return (N, R, C) candidates' gradients, zero where G was pruned.
+        """Return (N, R, C) candidates' gradients, with zeros where G was pruned.
 
         They are formed from (N, M, in) inputs and (N, M, out) output gradients.
         """
         return (output_gradient[..., self.rows].transpose(1, 2) @ given[..., self.columns]).mul_(self.mask)
 
     def products(self, given: Tensor, output_gradient: Tensor) -> Formed:
-        """Return the products of candidates with the block, from the same."""
+        """Return the products of candidates with the block.
+
+        The arguments are those of `formed`.
+        """
         formed = self.formed(given, output_gradient)
         inner = formed.flatten(1) @ self.target.flatten()
         return Formed(inner.double()[None], formed.square().sum(dim=(1, 2)).double()[None], formed)

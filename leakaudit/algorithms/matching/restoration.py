@@ -1,4 +1,6 @@
-"""An update with pruned entries filled in and noise removed, and its weights.
+"""Restoration of a damaged update, and weights for its cosines.
+
+Pruned entries are filled in, and noise is removed.
 
 Letters: K parameters.
 """
@@ -20,9 +22,9 @@ TINY = 1e-30
 """Keeps quotients finite."""
 
 HARM = 2.0
-"""How fast cosines get weights of their own with the share of an update's power that is noise or was pruned: completely
-from a half on, which noise as large as the update gives. Our choice: with less damage, equal weights did better on
-training sentences; see docs/decisions/matching.md."""
+"""Cosines get different weights if part of an update's power is noise or was pruned. The effect grows with this share, times
+this factor, and is complete from a half on, which noise as large as the update gives. Our choice: with less damage, equal
+weights did better on training sentences; see docs/decisions/matching.md."""
 
 
 def _powers(parts: Sequence[Tensor]) -> Tensor:
@@ -40,13 +42,13 @@ class Restored(NamedTuple):
 
     matrices: list[Tensor]
     power: Tensor
-    """(K,) |G|^2 of every parameter as it is compared, vectors last."""
+    """(K,) |G|^2 of every parameter after restoration, vectors last."""
     sure: Tensor
-    """(K,) the squared cosine that each parameter's update is expected to have with that before noise."""
+    """(K,) the expected squared cosine of each parameter's update with the update before noise."""
     noise: float
     """Share of the observed update's power that was noise."""
     pruned: float
-    """Share of it that was pruned and has been filled in."""
+    """Share of the update's power that was pruned and has been filled in."""
 
 
 def restore(
@@ -56,14 +58,14 @@ def restore(
     update: Mapping[str, Tensor],
     tokens: int,
 ) -> Restored:
-    """Fill in pruned entries and remove noise, where the objective says so.
+    """Fill in pruned entries and remove noise, if the objective says so.
 
     Args:
-        objective: its `filled` and `sigma`.
+        objective: says so by `filled` and `sigma`.
         matrices: observed.
         vectors: observed; they have no rank and stay as they are.
         update: the whole update; its smallest entry bounds what was pruned.
-        tokens: the rank of matrices without damage.
+        tokens: the rank of matrices without noise or pruning.
     """
     power = observed = _powers([*matrices, *vectors])
     if objective.filled:
@@ -79,7 +81,7 @@ def restore(
         ):  # else no singular value is above noise: the noisy update is the best guess
             matrices, left = without, _powers([*without, *vectors])
     clean = (power - noise).clamp_min(0.0)  # expected |G|^2
-    # Noise adds to <G, G> and not to <G, g>; shrinkage makes both equal. In both cases the smaller over the larger is cos^2.
+    # Noise adds to <G, G> but not to <G, g>; shrinkage makes both equal. In both cases cos^2 is the smaller over the larger.
     sure = _ratio(torch.minimum(clean, left), torch.maximum(clean, left))
     shares = (float(harm.clamp_min(0.0).sum() / power.sum().clamp_min(TINY)) for harm in (noise, power - observed))
     return Restored(matrices, left, sure, *shares)
@@ -92,10 +94,10 @@ def weights_of(restored: Restored, groups: Tensor) -> Tensor:
 
     Args:
         restored: the update that is compared.
-        groups: (K, groups) one where a parameter belongs to a group.
+        groups: (K, groups) 1 if a parameter belongs to a group, else 0.
     """
     power, sure = restored.power, restored.sure
-    if not bool((power * sure).any()):  # all is noise: no parameter is better than another
+    if not bool((power * sure).any()):  # all is noise, so no parameter is better than another
         sure = torch.ones_like(sure)
     by_group = power @ groups
     believed = _ratio((power * sure) @ groups, by_group) ** min(1.0, HARM * restored.noise)

@@ -1,6 +1,6 @@
 """Gradient matching from an observation to a reconstruction.
 
-`dlg`, `tag`, both variants of LAMP and `grab` share it. A `Recipe` holds their differences.
+`dlg`, `tag`, both variants of LAMP and `grab` use it. A `Recipe` holds the settings in which they differ.
 
 Letters: B sequences, C classes.
 """
@@ -52,7 +52,7 @@ START_SHARE = 0.5
 """Share of the budget for exact recovery (`start=span`). Our choice."""
 
 PROBE_LENGTH = 4
-"""Tokens of the sequence that `can_match` tests an attack on when `start=span`. Our choice."""
+"""Tokens of the sequence with which `can_match` tests an attack if `start=span`. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,18 @@ class Recipe:
     dropout: bool = False
     """Learn dropout masks."""
     mask_weight: float = 0.0
-    """Weight that holds masks near their mean, beside a gradient distance (`Matcher`)."""
+    """Weight of the penalty that keeps masks near their mean (`Matcher`)."""
     mask_places: MaskPlaces = "all"
     """The tokens whose masks are learned."""
     aware: bool = True
-    """Match norms, remove noise, fill in or mask entries and weigh parameters where the protocol declares clipping,
-    noise or pruning."""
+    """If the protocol declares clipping, noise or pruning: match norms, remove noise, fill in or mask entries, and weigh
+    parameters."""
     fill: bool = True
     """Fill in removed entries of pruned updates instead of masking them."""
     denoise: bool = True
     """Remove declared noise from the update."""
     noise_rescales: bool = False
-    """Match norms under declared noise, too."""
+    """Match norms also under declared noise."""
     relative: bool = True
     """Take steps in units of the word embedding."""
     start_scale: float = 0.0
@@ -91,16 +91,16 @@ class Recipe:
     """Patterns of parameter names that are matched, joined by `+`."""
 
     start_source: StartSource = "none"
-    """`span`: start from the sequences that exact recovery reads, however sure it is, and at their lengths."""
+    """With `span`, start from the sequences that exact recovery reads, with their lengths, even if it is not sure of them."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return `exposure`, pattern by pattern."""
+        """The patterns of `exposure`."""
         return tuple(pattern.strip() for pattern in self.exposure.split("+"))
 
 
 def can_match(seen: Observation, exposure: str, start_source: StartSource = "none") -> Applicability:
-    """Return whether gradient matching applies: gradient and shape are known."""
+    """Return whether gradient and batch shape are known, so that matching applies."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no candidate can be optimised")
     if seen.facts.own_loss is False:
@@ -177,9 +177,7 @@ def _fitting(guesses: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> tupl
 def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: Found, budget: Budget) -> Reconstruction:
     """Return the sequences and class counts of a search's result.
 
-    They are marked as proved if the simulated step is the observed one.
-
-    Labels that were granted are not returned as if they had been found.
+    Sequences are marked as proved if the simulated update is the observed one. Granted labels are not returned as label counts.
     """
     guesses = [
         GuessedSequence(token_ids=tokens, confidence=likeness)
@@ -209,10 +207,10 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
 def check_knobs(
     attack: object, *, at_least_one: Sequence[str] = (), not_negative: Sequence[str] = (), positive: Sequence[str] = ()
 ) -> None:
-    """Refuse options that are out of range; an option at None is the preset's.
+    """Refuse options that are out of range; None is always allowed.
 
     Raises:
-        ValueError: names the option.
+        ValueError: an option is out of range. The message names it.
     """
     rules: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
         (at_least_one, "be at least 1", lambda value: value < 1),
@@ -295,7 +293,7 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
     "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
 }
 """`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight
-decay of AdamW, as the paper names none. `improved`: as many steps, with our settings. Chosen on training sentences; see
+decay of AdamW, because the paper names none. `improved`: as many steps, with our settings. Chosen on training sentences; see
 docs/decisions/matching.md."""
 
 
@@ -303,7 +301,7 @@ docs/decisions/matching.md."""
 class PlainMatching:
     """DLG and TAG: normal starts, Adam, nearest tokens at the end.
 
-    An option at None is the preset's.
+    An option that is None has the preset's value.
     """
 
     preset: PlainPreset = "improved"
@@ -314,28 +312,28 @@ class PlainMatching:
     learning_rate: float | None = None
     """Adam's step without decay; with `relative`, in units of the root mean square of the word embedding's entries."""
     linear: bool | None = None
-    """Let the step fall to zero on a straight line."""
+    """Let the step fall linearly to zero."""
     weight_decay: float | None = None
     """Weight decay of AdamW."""
     clip: float | None = None
-    """Norm to which the derivative by the embeddings is clipped; 0 for none."""
+    """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
     relative: bool | None = None
     """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
     start_scale: float | None = None
     """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
     embedding's on average."""
     n_init: int | None = None
-    """Normal samples that are scored before the start. 1 in the paper."""
+    """Number of normal samples that are scored before the start. 1 in the paper."""
     restarts: int | None = None
-    """Best samples that get `trial_steps` steps side by side; the search continues with the one of the lowest loss. 1
-    in the paper."""
+    """Number of best samples that take `trial_steps` steps at once. The search continues with the one that then has the lowest
+    loss. 1 in the paper."""
     trial_steps: int | None = None
-    """Steps in which restarts compete."""
+    """Steps after which restarts are compared."""
     patience: int | None = None
-    """Steps without a lower loss after which the attack stops as converged; 0 for never, as in the paper."""
+    """The attack stops as converged after more than this many steps without a lower loss; 0 for never, as in the paper."""
     label_step: float | None = None
-    """Adam's step for labels that are optimised, in absolute terms; it falls with that of the embeddings. In the paper
-    they are equal."""
+    """Adam's step for labels that are optimised, in absolute units; it falls with that of the embeddings. In the paper both
+    steps are equal."""
     squared: bool | None = None
     """Square L2 distances. False in the paper as printed (LAMP, L_tag)."""
     keep: Keep | None = None
@@ -343,7 +341,7 @@ class PlainMatching:
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     labels: Literal["joint", "enumerate"] = "joint"
-    """Labels that are not granted: optimised with the embeddings (DLG), or each assignment tried for `trial_steps`."""
+    """How to find labels that are not granted: optimise them with the embeddings (DLG), or try each assignment for `trial_steps`."""
     exposure: str = "*"
     """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
@@ -372,7 +370,7 @@ class PlainMatching:
         return can_match(seen, self.exposure)
 
     def recipe(self, objective: Objective) -> Recipe:
-        """Return the attack with one objective."""
+        """Return the settings of the attack with one objective."""
         chosen = self.settings()
         return Recipe(
             objective=replace(objective, squared=chosen.squared),

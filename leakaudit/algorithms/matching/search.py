@@ -1,7 +1,7 @@
 """The search that DLG, TAG and LAMP share.
 
-LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1: starts, Adam, restarts, discrete rounds, and when to stop. DLG and
-TAG are the same search without the discrete rounds, the prior and the regulariser.
+LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1: starts, Adam, restarts, discrete rounds, and rules to stop. DLG
+and TAG use the same search without the discrete rounds, the prior and the regulariser.
 
 Letters: N candidates, B sequences, T tokens, D hidden size, C classes.
 """
@@ -48,7 +48,7 @@ def search(
 ) -> Found:
     """Find embeddings whose gradient is the observed one.
 
-    At least one candidate is returned, however small the budget.
+    The result is at least one candidate, even if the budget is very small.
     """
     run = start_run(
         matcher, descent, start, rng, budget, positions_every=0 if rounds is None else rounds.positions_every
@@ -72,14 +72,14 @@ def search(
 def _refined(
     matcher: Matcher, candidates: Sequence[Candidate], most: int, rng: torch.Generator, budget: Budget
 ) -> list[tuple[int, ...]]:
-    """Return the nearest of some candidates as tokens, refined with all words.
+    """Return the best candidate's tokens, refined with the words of all.
 
     Args:
         matcher: compares.
-        candidates: one or more in each; the labels are those of the very first.
-        most: most words of the first candidate at each position. Each other candidate gives only its nearest.
+        candidates: one or more candidates in each; the labels of the very first one are used for all.
+        most: most words of the first candidate at each position. Every other candidate adds only its nearest word.
         rng: draws orders.
-        budget: checked on the way.
+        budget: checked before every sweep.
     """
     logits = candidates[0].label_logits[0]
     embeddings = [one for some in candidates for one in some.embeddings]
@@ -95,7 +95,7 @@ def start_run(
 ) -> Run:
     """Return a run of the best candidate after a trial of all starts.
 
-    The trial takes `trial_steps` steps of all candidates side by side.
+    In the trial, all candidates take `trial_steps` steps at once.
 
     Args:
         matcher: compares.
@@ -103,8 +103,8 @@ def start_run(
         start: the candidates.
         rng: draws them.
         budget: checked before every step.
-        positions_every: steps after which all of them move to other positions (`position_assignment`), and after the last of
-            the descent; one whose tokens then explain the update is the best. 0 for never.
+        positions_every: steps after which all candidates try other positions (`position_assignment`); they also do so after the
+            descent's last step. If a candidate's tokens then explain the update, it is the best. 0 for never.
     """
     first = draw_starts(matcher, start, rng, budget)
     run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
@@ -124,7 +124,7 @@ def start_run(
 
 
 def advance(run: Run, discrete: PermutationRounds | None, budget: Budget) -> Stop:
-    """Take the remaining steps, with rounds in between; return why they ended."""
+    """Take the remaining steps and rounds, and return why they ended."""
     while run.taken_now < run.descent.steps:
         if budget.exhausted():
             return "budget"

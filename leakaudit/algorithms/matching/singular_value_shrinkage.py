@@ -1,8 +1,8 @@
 """Removal of noise from an update, by its rank.
 
-An update of few tokens is the sum of as many products x_t d_t^T; noise is not. The cosine with a noisy matrix is
-hardly wrong at any one guess, but a search follows the derivatives G x_t and G^T d_t, and noise outside the span of
-any text dominates these. Shrinking the singular values removes most of it: see docs/methods/matching.md (`denoise`).
+An update of few tokens is the sum of as many products x_t d_t^T; noise is not. Noise hardly changes the cosine of a single
+guess. But a search follows the derivatives G x_t and G^T d_t, and these are dominated by noise outside the span of every
+text. Shrinking the singular values removes most of this noise: see docs/methods/matching.md (`denoise`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 def denoised(matrix: Tensor, rank: int, sigma: float) -> Tensor:
     """Return the low-rank matrix that is expected to be nearest to the clean one.
 
-    It has at most the given rank, and is zero if no singular value is above noise.
+    It has at most the given rank, and is zero if no singular value is above the noise.
 
-    Singular values are shrunk optimally for the squared error (Gavish and Donoho, "Optimal Shrinkage of Singular
+    The singular values are shrunk so that the expected squared error is smallest (Gavish and Donoho, "Optimal Shrinkage of Singular
     Values", IEEE Trans. Inf. Theory 2017, Frobenius loss). With y in units of sigma sqrt(n), n the larger of the numbers of
     rows and columns, and beta <= 1 the ratio of the smaller to the larger,
 

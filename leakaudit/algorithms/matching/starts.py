@@ -20,8 +20,8 @@ from leakaudit.algorithms.matching.permutations import Permutation, shuffled
 from leakaudit.plugins.budget import Budget
 
 MOST_LABELLINGS = 64
-"""Most assignments of classes to sequences that are tried where labels are enumerated. Our choice: six sequences of two
-classes."""
+"""Most assignments of classes to sequences that are tried if labels are enumerated. Our choice: enough for six sequences of
+two classes."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,26 @@ class Start:
     """Settings of the first candidate."""
 
     samples: int = 1
-    """n_init: normal samples that are scored."""
+    """n_init: number of normal samples that are scored."""
     permutations: int = 0
-    """Random orders of the best sample that are scored."""
+    """Number of random orders of the best sample that are scored."""
     restarts: int = 1
-    """Best samples that take `trial_steps` steps side by side."""
+    """Number of best samples that take `trial_steps` steps at once."""
     trial_steps: int = 0
     given: tuple[tuple[int, ...] | None, ...] = ()
-    """Tokens of each sequence to start from, where another attack read some; the rest is drawn."""
+    """Tokens to start from, for each sequence that another attack recovered; None for a sequence that is drawn."""
     labels: Literal["joint", "enumerate"] = "joint"
-    """Unknown labels: optimised with the embeddings (DLG), or each assignment a restart of its own."""
+    """How to find unknown labels: optimise them with the embeddings (DLG), or use each assignment as a restart of its own."""
     masks: Literal["mean", "bernoulli"] = "mean"
-    """Dropout masks, where they are learned: all at 1 - p, as in a pass without dropout, or drawn (GRAB, Algorithm 1)."""
+    """First values of learned dropout masks: all 1 - p, as in a pass without dropout, or drawn (GRAB, Algorithm 1)."""
 
 
 def draw_starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Budget) -> Candidate:
     """Return the `restarts` best of `samples` random candidates, best first.
 
-    The best is permuted, or repeated with every labelling, if asked for.
+    If the settings say so, the best is also permuted, and repeated with every assignment of labels.
 
-    At least one is returned, however small the budget is. Candidates are made in portions, as many as run at once.
+    At least one candidate is returned, even if the budget is very small. Only as many are made at a time as run at once.
     """
     found = _drawn(matcher, start, 1, rng)
     if start.samples > 1:
@@ -77,7 +77,7 @@ def _drawn(matcher: Matcher, start: Start, count: int, rng: torch.Generator) -> 
 
 
 def permuted(matcher: Matcher, found: Candidate, permutations: int, rng: torch.Generator, budget: Budget) -> Candidate:
-    """Return the candidates, the first one in the best of some random orders."""
+    """Return the candidates; the first has the best of some random orders."""
     first = found.take([0])
     best, losses = first, matcher.losses(first)
     for count in _portions(permutations, matcher):
@@ -109,7 +109,7 @@ def _best(candidates: Candidate, losses: Tensor, count: int) -> tuple[Candidate,
 def _with_every_labelling(one: Candidate) -> Candidate:
     """Return a candidate once for each assignment of classes to sequences.
 
-    There are at most `MOST_LABELLINGS`.
+    At most `MOST_LABELLINGS` assignments are used.
     """
     _, sequences, classes = one.label_logits.shape
     labellings = list(itertools.islice(itertools.product(range(classes), repeat=sequences), MOST_LABELLINGS))

@@ -1,20 +1,20 @@
 """Products of candidates with the observed updates of weight matrices.
 
-From pairs (x_t, d_t) a comparison takes <G, g>, |g|^2 and their derivatives. An update of few tokens has few
-singular vectors l_i, r_i, and products with these are enough:
+A comparison computes <G, g>, |g|^2 and their derivatives from pairs (x_t, d_t). An update G of few tokens has few
+singular values s_i and vectors l_i, r_i, and products with these are enough:
 
     <G, g> = sum_i s_i sum_t (r_i . x_t) (l_i . d_t).
 
-In a metric, where g is seen as U g V (`whitening`), these directions have weights w_i and all others have w_0, so no
-other directions are needed there either:
+With a metric, g is replaced by U g V (`whitening`). The directions of G then have weights w_i, and all others have w_0. So
+no other directions are needed:
 
     <U G V, U g V> = sum_i s_i w_i^2 sum_t (r_i . x_t) (l_i . d_t),
     x_s . V^2 x_t = w_0 x_s . x_t - sum_i (w_0 - w_i) (r_i . x_s) (r_i . x_t),
 
-and U^2 likewise. Without factors, G is its own r_i, with l_i = e_i and s_i = 1.
+and the same with U^2 for d_s and d_t. If G is not factored, its rows are the r_i, with l_i = e_i and s_i = 1.
 
-Matrices of one shape are compared together: each needs two dozen small operations, and starting them takes as long as
-computing them.
+Matrices of one shape are compared together. Each comparison needs two dozen small operations, and to start them takes as long
+as to compute them.
 
 Letters: K matrices of one shape, N candidates, M tokens of a candidate at a layer, r directions.
 """
@@ -30,11 +30,11 @@ from torch import Tensor
 from leakaudit.algorithms.matching.whitening import metric_of
 
 SPARE = 8
-"""Columns beyond the expected rank with which an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
+"""Number of columns beyond the expected rank when an update is factored. Our choice (Halko et al. 2011, Sec. 4.2, take 5 to 10)."""
 
 FACTORED = 1e-5
-"""Relative error up to which factors replace an update. Our choice: float32 products are that exact; noise and pruning
-leave far more."""
+"""Factors replace an update if their relative error is at most this. Our choice: float32 products have such an error; noise and
+pruning leave far more."""
 
 
 class Products(NamedTuple):
@@ -78,13 +78,14 @@ class Target(NamedTuple):
     def of(cls, matrix: Tensor, tokens: int, *, whitened: bool, sigma: float = 0.0) -> Target:
         """Return the update of one matrix.
 
-        It is factored where that makes products cheaper, or where there is a metric.
+        It is factored if that makes products cheaper, or if there is a metric.
 
         Args:
             matrix: (out, in).
-            tokens: M of a whole candidate: the rank of an update without damage. In a metric, all other directions are left out.
+            tokens: M of a whole candidate. This is the rank of an update without noise or pruning. With a metric, only this many
+                directions and `SPARE` more are kept.
             whitened: compare in the metric of the update.
-            sigma: standard deviation of noise on every entry, as far as it is known.
+            sigma: standard deviation of the noise on every entry, if it is known.
         """
         factors = _factors(matrix, tokens + SPARE, whitened=whitened)
         if factors is None:
@@ -130,9 +131,9 @@ class Target(NamedTuple):
         """Return the derivatives by x_t, (K, N, M, in), and d_t, (K, N, M, out).
 
         Args:
-            seen: the candidates.
-            a: (K, N) by <G, g>.
-            b: (K, N) twice that by |g|^2.
+            seen: products of the candidates with this target.
+            a: (K, N) derivatives of the loss by <G, g>.
+            b: (K, N) twice the derivatives of the loss by |g|^2.
         """
         along, own = a[..., None, None] * self.values, b[..., None, None]
         of_gradients, of_inputs = own * seen.of_gradients, own * seen.of_inputs  # (K, N, M, M)
@@ -149,7 +150,7 @@ class Target(NamedTuple):
 
 
 def stacked(targets: Sequence[Target]) -> Target:
-    """Return targets of one shape as one."""
+    """Return one target for the matrices of several targets of one shape."""
     return Target(
         torch.cat([target.right for target in targets]),
         _joined([target.left for target in targets]),
@@ -187,7 +188,7 @@ class Factors(NamedTuple):
 def _factors(matrix: Tensor, rank: int, *, whitened: bool) -> Factors | None:
     """Return a matrix's strongest directions, or None.
 
-    None unless products with them are cheaper and they make up the matrix, or there is to be a metric.
+    None if the matrix is zero. Without `whitened`, also None unless products with them are cheaper and they reproduce the matrix.
 
     A gradient is a sum over tokens, so few tokens give it a low rank. Its range is that of a few random combinations of
     its columns (Halko et al. 2011, Algorithms 4.1 and 5.1).

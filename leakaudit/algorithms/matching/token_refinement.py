@@ -1,12 +1,12 @@
 """Refinement of a guess as tokens: other words and other orders.
 
-Steps on embeddings find most words soon and the last ones slowly; as tokens, one more right word changes the distance
-at once. So three kinds of neighbours of a guess are tried: the nearest few words at each position, the words of other
-candidates there, and other orders. Candidates miss different words: one has a word twice that another lacks. The
-published attacks take the nearest word and stop. A local search tends to end with one word missing, another one
-twice, and those between one position off, so words that occur twice are moved anywhere. Words that the derivative
-suggests are not tried; docs/decisions/matching.md says why. (Own; like GRAB's beam search, a discrete step after the
-continuous one.)
+Steps on embeddings find most words quickly and the last ones slowly. But for a guess as tokens, one more right word changes
+the distance at once. So three kinds of neighbours of a guess are tried: the few nearest words at each position, the words of
+other candidates at that position, and other orders. Candidates miss different words: one may have a word twice where another
+has the right word. The published attacks take the nearest word and stop. A local search often ends with one word missing,
+another word twice, and the words between them at the next position. So words that occur twice are moved to all positions.
+Words that the derivative suggests are not tried; docs/decisions/matching.md says why. (Own derivation; like GRAB's beam
+search, a discrete step after the continuous one.)
 
 Letters: B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -28,14 +28,15 @@ from leakaudit.plugins.budget import Budget
 Batch = tuple[tuple[int, ...], ...]
 
 ORDERS = 8
-"""Random transformations of each sequence in a sweep, besides every exchange of neighbours. Our choice: three times as
+"""Random transformations of each sequence in a sweep, in addition to every exchange of neighbours. Our choice: three times as
 many gave nothing more on training sentences; see docs/decisions/matching.md."""
 
 DOUBLES = 24
-"""Moves of repeated words in a sweep, drawn from all. Chosen on training sentences; see docs/decisions/matching.md."""
+"""Most moves of repeated words for each sequence in a sweep, drawn from all such moves. Chosen on training sentences; see
+docs/decisions/matching.md."""
 
 LIKELY = 0.6
-"""Words are tried if their cosine is at least this share of the nearest word's. Our choice."""
+"""A word is tried if its cosine is at least this share of the nearest word's cosine. Our choice."""
 
 MOST_SWEEPS = 8
 """Most sweeps of one refinement. Our choice: most end earlier, because no neighbour is better."""
@@ -44,11 +45,11 @@ MOST_SWEEPS = 8
 def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[int, list[int]]]:
     """Return for each sequence: position -> the nearest words by cosine.
 
-    Nearest first, at the positions that are not public. A certain position has one near word; an uncertain one has
-    many.
+    The nearest word comes first. Only positions whose tokens are not known are listed. A certain position has one near word; an
+    uncertain one has many.
 
     Args:
-        matcher: whose vocabulary it is.
+        matcher: gives the word embedding.
         embeddings: (B, T, D) of one candidate.
         most: most words at each position.
     """
@@ -83,8 +84,8 @@ def refine_tokens(
 ) -> Batch:
     """Return a guess after a local search over its neighbours.
 
-    Neighbours have one other word, the best of these changes together, or another order. The search moves to the best
-    neighbour until none is better.
+    A neighbour has one other word, several of the best such changes together, or another order. The search moves to the best
+    neighbour, until no neighbour is better.
 
     Args:
         matcher: compares.
@@ -125,9 +126,9 @@ def _neighbours(
 
 
 def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Generator) -> list[Permutation]:
-    """Return some orders of a sequence, to try.
+    """Return the orders of a sequence that are tried.
 
-    Every exchange of neighbours, some moves of words that occur twice, and some random transformations.
+    They are every exchange of neighbours, some moves of words that occur twice, and some random transformations.
     """
     places, present = matcher.free_places(row), tuple(range(matcher.lengths[row]))
     exchanges = [swap(present, one, two) for one, two in itertools.pairwise(places)]
@@ -139,7 +140,7 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
 
 
 def _moved(order: Permutation, one: int, other: int) -> Permutation:
-    """Return the order with one token moved, and those between shifted by one."""
+    """Return the order with one token moved and the tokens between shifted."""
     if one < other:
         return move_token(order, one, other)
     return move_subsequence(order, other, one - 1, one)  # the tokens from there on follow it
@@ -166,7 +167,7 @@ def _together(tried: Sequence[Batch], losses: Sequence[float]) -> list[Batch]:
 
 
 def _changes(batch: Batch, other: Batch) -> dict[tuple[int, int], int]:
-    """Return (row, position) -> word where another batch has another word."""
+    """Return (row, position) -> word of the other batch, where they differ."""
     return {
         (row, place): word
         for row, (sequence, changed) in enumerate(zip(batch, other, strict=True))

@@ -14,7 +14,7 @@ from leakaudit.algorithms.matching.candidate_gradients import Pairs
 
 
 class VectorTarget:
-    """Compares the formed gradients of vectors, all in one product."""
+    """The observed gradients of all vectors, compared in one product."""
 
     def __init__(self, parts: Sequence[Tensor], device: torch.device, *, kept_only: bool) -> None:
         """Put the vectors side by side.
@@ -22,7 +22,7 @@ class VectorTarget:
         Args:
             parts: observed gradients, (size,) each.
             device: of the update, which may have no vectors.
-            kept_only: compare only where the observed gradient is not zero.
+            kept_only: compare only the entries where the observed gradient is not zero.
         """
         self.flat = torch.cat(list(parts)) if parts else torch.zeros(0, device=device)
         """(P,): all vectors side by side."""
@@ -33,7 +33,10 @@ class VectorTarget:
         self._kept_only = kept_only
 
     def flattened(self, pairs: Pairs) -> Tensor:
-        """Return (N, P) the candidates' vectors side by side, where they are compared."""
+        """Return (N, P) the candidates' vectors side by side.
+
+        Entries that are not compared are zero.
+        """
         if not pairs.vectors:
             return self.flat.new_zeros(len(pairs.inputs[0]), 0)
         return self._compared(torch.cat(pairs.vectors, dim=1).detach())
@@ -56,7 +59,7 @@ class VectorTarget:
         Args:
             flat: (N, P) the candidates.
             a: (N, vectors) derivatives by <G, g>.
-            b: (N, vectors) twice those by |g|^2.
+            b: (N, vectors) twice the derivatives by |g|^2.
             scale: (N,) factor on every candidate.
             l1: weight of the L1 distance.
         """

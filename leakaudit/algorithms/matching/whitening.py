@@ -1,13 +1,14 @@
-"""A metric for cosines in which weak tokens count.
+"""A metric for cosines that gives weak tokens more weight.
 
-A weight's update G is a sum over tokens, and few of them make up most of it: a cosine of 0.99 says nothing about the
+A weight's update G is a sum over tokens, and a few of them make up most of it. So a cosine of 0.99 says nothing about the
 others. The singular values s_i and vectors l_i, r_i of G tell which directions are strong, without naming a token. So
 gradients are compared as U g V, with
 
     U = (G G^T)^(-1/4),   V = (G^T G)^(-1/4),
 
-up to a factor, and no singular value below a floor. Under noise, no direction counts as weaker than what noise
-produces by itself. U G V has equal larger singular values, and a token outside of the span of G counts most. (Own.
+up to a factor. Singular values below a floor are replaced by the floor; under noise, the floor is at least the largest
+singular value of the noise itself. All singular values of U G V that were above the floor are equal, and a token outside of
+the span of G has the most weight. (Own.
 Shampoo, Gupta et al., ICML 2018, preconditions updates by the same two factors.)
 """
 
@@ -27,9 +28,9 @@ class Metric(NamedTuple):
     """Eigenvalues of U^2 and V^2, which are equal; the strongest is 1."""
 
     absent: float
-    """Of all directions that the update lacks."""
+    """The eigenvalue of all directions that the update lacks."""
     present: Tensor
-    """(r,) of those that it has."""
+    """(r,) the eigenvalues of the directions that it has."""
 
 
 def metric_of(values: Tensor, noise: float) -> Metric:

@@ -12,14 +12,14 @@ from leakaudit.client.observation import Observation
 
 
 class WordTable:
-    """The word embedding of a model, with the directions of words that texts may have."""
+    """The word embedding of a model, and the directions of its words."""
 
     def __init__(self, seen: Observation) -> None:
         """Take the public model's word embedding."""
         self.table: Tensor = seen.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
         """(V, D) the word embedding."""
         self.directions = functional.normalize(self.table, dim=1)
-        """(V, D) its rows at norm 1, zero for tokens that stand at no free position."""
+        """(V, D) its rows at norm 1; zero for tokens that cannot stand at a free position."""
         vocabulary = seen.facts.vocabulary
         unknown = vocabulary.special.get("unk", -1)
         self.directions[sorted(vocabulary.special_ids - {unknown})] = 0.0

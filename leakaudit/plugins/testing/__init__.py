@@ -1,11 +1,11 @@
-"""What every plugin promises, as checks that its author can run.
+"""Checks of what every plugin promises, for authors of plugins.
 
     from leakaudit.plugins.testing import check_attack
 
     def test_my_attack_keeps_the_promises_of_every_attack() -> None:
         check_attack(MyAttack)
 
-Each check builds small models itself and raises AssertionError with a sentence that says what was asked and what was found. It needs
+Each check builds small models itself. It raises AssertionError with a sentence that says what was asked and what was found. It needs
 neither pytest nor the network.
 """
 

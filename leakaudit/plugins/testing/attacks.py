@@ -1,4 +1,4 @@
-"""What every attack promises."""
+"""Checks of what every attack promises."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from leakaudit.plugins.testing.promises import ModelState, can_be_shown, describ
 from leakaudit.plugins.testing.steps import classifier_step, language_model_step
 
 Makers = Mapping[str, Callable[[], Observation]]
-"""What is observed -> a function that makes the observation, anew at each call."""
+"""Description of an observation -> function that makes a new one at each call."""
 
 OBSERVATIONS: Makers = {
     "a classifier": lambda: classifier_step().observe(),
     "a language model": lambda: language_model_step().observe(),
 }
-"""One sentence each, in eval mode, undefended."""
+"""Steps on one sentence each, in eval mode, without a defence."""
 
 FIELDS = {"text": "sequences", "words": "tokens", "labels": "label_counts"}
 """Goal -> the field of a reconstruction that an attack with this goal fills."""
 
 
 def check_attack(attack: Any, observations: Makers = OBSERVATIONS) -> None:
-    """Hold an attack to what every attack promises.
+    """Check an attack against what every attack promises.
 
     Args:
-        attack: the class, or an instance where a knob has to be set.
-        observations: what it is tried on; it has to apply to at least one of them. Attacks that need a grant or an active server
-            bring their own.
+        attack: the class, or an instance if a knob has to be set.
+        observations: observations to try the attack on. It has to apply to at least one of them. For an attack that needs a grant or an
+            active server, give observations that have these.
 
     Raises:
-        AssertionError: a promise is broken; says what was asked and what was found.
+        AssertionError: a promise is broken. The message says what was asked and what was found.
     """
     attack = instance(attack)
     _says_what_it_is(attack)
@@ -55,9 +55,9 @@ def check_attack(attack: Any, observations: Makers = OBSERVATIONS) -> None:
 
 
 def ticking(checks: int) -> Budget:
-    """Return a budget that is used up after so many looks at the clock.
+    """Return a budget that ends after a number of looks at the clock.
 
-    Time then plays no part in a test.
+    A test with it does not depend on time.
     """
     ticks = count()
     return Budget(checks, clock=lambda: float(next(ticks)))
@@ -97,7 +97,7 @@ def _cannot_be_handed_the_truth(attack: Any) -> None:
 def _applicable(attack: Any, observations: Makers) -> Iterator[tuple[str, Callable[[], Observation]]]:
     """Yield the observations that the attack applies to.
 
-    A refusal has a reason, and leaves the model as it was.
+    Also check that a refusal has a reason and that `applies` does not change the model.
     """
     for what, make in observations.items():
         seen = make()
@@ -132,7 +132,7 @@ def _leaves_everything_as_it_was(attack: Any, what: str, make: Callable[[], Obse
 
 
 def _keeps_to_its_budget(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """Check that the attack guesses although its budget is used up at once."""
+    """Check that the attack guesses even if its budget is used up at once."""
     guess = attack(make(), _rng(0), ticking(1))
     promise(isinstance(guess, Reconstruction), attack, f"an attack returns a Reconstruction, on {what}", type(guess))
     stops = ("budget", "done", "converged")

@@ -1,4 +1,4 @@
-"""What every defence promises."""
+"""Checks of what every defence promises."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ STEPS: Mapping[str, Callable[[], ClientStep]] = {
     "a classifier": classifier_step,
     "a language model": language_model_step,
 }
-"""What is trained -> a function that makes the step, anew at each call."""
+"""Description of a step -> function that makes a new one at each call."""
 
 TOLERANCE = 1e-5
-"""Relative error up to which a recomputed update is right. Our choice: float32 rounding is 1e-7 an entry, and grows in sums."""
+"""Largest relative error of a recomputed update. Our choice: float32 rounding is 1e-7 for one entry, and grows in sums."""
 
 NOISE_ERROR = 0.1
-"""Relative error of a noise level. Our choice: verification takes noise that is a tenth off for another one."""
+"""Largest relative error of a noise level. Our choice: verification rejects a noise level that is wrong by more than a tenth."""
 
 
 def check_defense(defense: Any) -> None:
-    """Hold a defence to what every defence promises.
+    """Check a defence against what every defence promises.
 
     Args:
-        defense: the class, or an instance where a knob has to be set.
+        defense: the class, or an instance if a knob has to be set.
 
     Raises:
-        AssertionError: a promise is broken; says what was asked and what was found.
+        AssertionError: a promise is broken. The message says what was asked and what was found.
     """
     defense = instance(defense)
     describes_itself(defense, "protects", "cost")
@@ -51,7 +51,7 @@ def check_defense(defense: Any) -> None:
 
 
 def _is_the_identity_at_no_strength(defense: Any, what: str, step: ClientStep) -> None:
-    """Check that it does nothing at `identity`.
+    """Check that the defence does nothing at `identity`.
 
     Otherwise an audit would compare two undefended runs that differ.
     """
@@ -68,7 +68,7 @@ def _is_the_identity_at_no_strength(defense: Any, what: str, step: ClientStep) -
 
 
 def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientStep) -> None:
-    """Check that it changes nothing in place, and that attacks can know it."""
+    """Check that the defence changes nothing in place and declares itself."""
     seen = step.observe()
     digest, before = seen.digest(), ModelState.of(seen.model)
     defended = defense(step, seen, torch.Generator().manual_seed(0))
@@ -92,9 +92,9 @@ def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientSt
 
 
 def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> None:
-    """Check that what is sent is what `expected` returns, plus the stated noise.
+    """Check that the sent update is that of `expected` plus the stated noise.
 
-    Verification relies on it: otherwise a step that declares and applies the defence would be taken for one of another batch.
+    Verification relies on this. Otherwise it would mistake a step that declares and applies the defence for a step of another batch.
     """
     clean = step.update()
     seen = defense(step, step.observe(), torch.Generator().manual_seed(3))
@@ -114,7 +114,7 @@ def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> Non
 def _tells_its_noise(defense: Any, what: str, sigma: float, sent: Mapping[str, Tensor]) -> None:
     """Check the noise level that attacks ask for.
 
-    If it were below the real one, attacks would name words by chance.
+    If the stated level were below the real one, attacks would name words by chance.
     """
     told = defense.noise(sent)
     enough = told >= (1 - NOISE_ERROR) * sigma

@@ -1,4 +1,4 @@
-"""What every metric promises."""
+"""Checks of what every metric promises."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from leakaudit.plugins.testing.promises import can_be_shown, describes_itself, i
 
 
 def check_metric(metric: Any) -> None:
-    """Hold a metric to what every metric promises.
+    """Check a metric against what every metric promises.
 
     Args:
-        metric: the class, or an instance where a knob has to be set.
+        metric: the class, or an instance if a knob has to be set.
 
     Raises:
-        AssertionError: a promise is broken; says what was asked and what was found.
+        AssertionError: a promise is broken. The message says what was asked and what was found.
     """
     metric = instance(metric)
     describes_itself(metric)
@@ -39,7 +39,7 @@ def check_metric(metric: Any) -> None:
 
 
 def _outcomes(level: str) -> tuple[Any, Any, Any]:
-    """Return a perfect guess, one that is partly right, and none."""
+    """Return a perfect guess, a partly right guess and an empty guess."""
     if level == "step":
         perfect, partial, empty = (LabelCounts((2, 1), guess) for guess in ((2, 1), (1, 2), (0, 0)))
         return perfect, partial, empty

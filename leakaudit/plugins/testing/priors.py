@@ -1,4 +1,4 @@
-"""What every prior promises."""
+"""Checks of what every prior promises."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from leakaudit.plugins.testing.steps import TEXT
 
 
 def check_prior(prior: Any) -> None:
-    """Hold a prior to what every prior promises.
+    """Check a prior against what every prior promises.
 
     The victim is the small language model `gpt2_lm()`; its tokens are those of `gpt2_tokenizer()`.
 
     Args:
-        prior: the class, or an instance where a knob has to be set, such as a file that was made for these tokens.
+        prior: the class, or an instance if a knob has to be set, such as the path of a file that was made for these tokens.
 
     Raises:
-        AssertionError: a promise is broken; says what was asked and what was found.
+        AssertionError: a promise is broken. The message says what was asked and what was found.
     """
     prior = instance(prior)
     describes_itself(prior, "knows")

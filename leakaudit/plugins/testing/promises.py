@@ -1,4 +1,4 @@
-"""What all checks share: broken promises, and the state of a model."""
+"""Helpers of all checks: broken promises, and the state of a model."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 LONGEST_LABEL = 30
-"""Characters of a label. Our choice: it has to fit a column of a table."""
+"""Most characters of a label. Our choice: a label has to fit into a column of a table."""
 
 
 def promise(kept: object, plugin: Any, asked: str, found: object = None) -> None:
     """Raise AssertionError unless a promise is kept.
 
     Args:
-        kept: whether it is.
+        kept: whether the promise is kept.
         plugin: its class or an instance, for the message.
-        asked: what every plugin of this kind promises, as a sentence without full stop.
-        found: what this one did instead; None where the sentence says it.
+        asked: what every plugin of this kind promises, as a sentence without a full stop.
+        found: what this plugin did instead; None if `asked` says enough.
     """
     if not kept:
         name = getattr(plugin, "name", "") or getattr(plugin, "__name__", type(plugin).__name__)
@@ -40,11 +40,11 @@ def instance(plugin: Any) -> Any:
 
 
 def describes_itself(plugin: Any, *sentences: str) -> None:
-    """Check what every plugin says of itself.
+    """Check the attributes in which every plugin describes itself.
 
     Args:
         plugin: an instance.
-        sentences: class attributes that are text, beside the label, the meaning and the source.
+        sentences: names of class attributes that must hold text, in addition to `source`.
     """
     kind = type(plugin)
     promise(getattr(plugin, "name", ""), kind, 'a plugin is registered, with a decorator such as `@attack("name")`')
@@ -60,7 +60,7 @@ def describes_itself(plugin: Any, *sentences: str) -> None:
 
 
 def can_be_shown(plugin: Any) -> None:
-    """Check the label and the meaning: a table shows the one, a glossary the other."""
+    """Check the label, which tables show, and the meaning, for the glossary."""
     kind = type(plugin)
     label, meaning = vars(kind).get("label"), vars(kind).get("meaning")
     promise(
@@ -79,10 +79,10 @@ def can_be_shown(plugin: Any) -> None:
 
 @dataclass(frozen=True)
 class ModelState:
-    """Everything about a model that a plugin must leave as it was."""
+    """The state of a model that a plugin must not change."""
 
     flags: tuple[tuple[str, bool, bool], ...]
-    """Parameter name, whether it requires a gradient, whether it has none."""
+    """Parameter name, whether it requires a gradient, whether its `.grad` is None."""
     modes: tuple[bool, ...]
     """Whether each module is in training mode."""
     hooks: tuple[tuple[int, int], ...]
@@ -101,7 +101,7 @@ class ModelState:
         )
 
     def changed(self, model: nn.Module) -> list[str]:
-        """Return what is different now, in words; empty where nothing is."""
+        """Return the names of what has changed; empty if nothing has."""
         now = ModelState.of(model)
         same = {
             "requires_grad or .grad": self.flags == now.flags,

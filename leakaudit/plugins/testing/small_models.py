@@ -1,6 +1,6 @@
 """Small models with random weights, their tokenizers, and client steps on them.
 
-They are built in code; nothing is downloaded.
+They are made in code; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = (*TEXT_WORDS.split(), ".", ",", "!", "?", "##s", "##ed", "##ing")
 VOCABULARY = {word: number for number, word in enumerate((*SPECIAL, *WORDS))}
 
 hf: Any = transformers
-"""Its classes are built by name at run time, which a type checker cannot follow."""
+"""The library builds its classes by name at run time, which a type checker cannot follow."""
 
 HIDDEN = 32
 POSITIONS = 32
@@ -107,8 +107,8 @@ def client_step(
     """Return the step of one client on `texts`.
 
     Args:
-        model: in the mode that the step is computed in.
-        tokenizer: of the model.
+        model: in the mode in which the step is computed.
+        tokenizer: the model's.
         texts: B texts.
         labels: B classes; 0 for all if None.
         task: what the model is trained for.

@@ -6,7 +6,7 @@ from leakaudit.client.step import ClientStep
 from leakaudit.plugins.testing.small_models import bert, bert_tokenizer, client_step, gpt2_lm, gpt2_tokenizer
 
 TEXT = "the old dog chased a cat."
-"""In the words of the small models' tokenizers."""
+"""All its words are in the small models' vocabulary."""
 
 
 def classifier_step() -> ClientStep:
