@@ -1,12 +1,7 @@
 """Features at the input of a wide pooler, by moments of its update.
 
-<<<<<<< HEAD
-The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j normal, activation f and no bias. Each of
-them enters class c's logit with the same constant. So the update of w_j is (Beyond Gradient and Priors, Appendix B, Eq. 7)
-=======
 The new outputs j = 1..m of the pooler have weights w_j = s v_j with v_j standard normal, activation f and no bias. All of
-them enter the logit of class c with the same constant. So the update of w_j is (paper 002, Appendix B, Eq. 7)
->>>>>>> readB
+them enter the logit of class c with the same constant. So the update of w_j is (Beyond Gradient and Priors, Appendix B, Eq. 7)
 
     g_j = sum_i r_i f'(w_j . x_i) x_i,        r_i = (1 / B) sum_c (p_i(c) - y_i(c)) c / m
 
