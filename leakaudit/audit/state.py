@@ -90,7 +90,8 @@ class Unfinished:
 def unfinished(folder: Path) -> Unfinished | None:
     """Return the unfinished audit in a folder.
 
-    None if the folder has no unfinished audit, or if it cannot be read."""
+    None if the folder has no unfinished audit, or if it cannot be read.
+    """
     try:
         state = SavedState.model_validate_json((folder / STATE).read_bytes())
         done = len(load_journal(folder / JOURNAL))

@@ -152,7 +152,8 @@ def is_folder_locked(folder: Path) -> bool:
 def _probe(path: Path, flags: int) -> bool | None:
     """Return whether another process holds a path's lock; None if unknown.
 
-    It tries a shared lock, so that two processes that ask at the same time do not find each other's lock."""
+    It tries a shared lock, so that two processes that ask at the same time do not find each other's lock.
+    """
     try:
         descriptor = os.open(path, flags)
     except OSError:
