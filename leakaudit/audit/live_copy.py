@@ -183,8 +183,7 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _compute(model: nn.Module, batch: MicroBatch) -> bool:
-    """Run forward and backward once; return whether a parameter got a gradient.
-    """
+    """Run forward and backward once; return whether a parameter got a gradient."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = {key: value.to(device) for key, value in batch.inputs.items()}
     outputs = model(**inputs, **batch.options)

@@ -221,7 +221,9 @@ class AuditState:
                 f"{self._path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
                 "finished attempts are then audited again"
             ) from None
-        saved.key = saved.key or self._new_key()  # a finished audit has no key, so steps that are added later use a new one
+        saved.key = (
+            saved.key or self._new_key()
+        )  # a finished audit has no key, so steps that are added later use a new one
         if saved.battery != battery:
             raise ResultsError(
                 f"{self._path.parent}: holds an audit by another battery (attacks, defences, options, budget or seed differ); "

@@ -217,7 +217,9 @@ def _observation(
 ) -> Observation:
     """Return the update with the model that is rebuilt from recipe and weights."""
     observed, parts = tensors[OBSERVED], manifest.parts
-    update = {name: tensor.float() for name, tensor in below("update/", observed).items()}  # exact, because the stored dtype is that of the computation
+    update = {
+        name: tensor.float() for name, tensor in below("update/", observed).items()
+    }  # exact, because the stored dtype is that of the computation
     weights = below("weights/", tensors[BASE]) | below("weights/", observed)
     if parts is None:
         model = build(manifest.model, weights)
