@@ -1,7 +1,7 @@
 """The active-server scenario: a server changes the model before sending it.
 
-An ordinary audit does not contain it. An audit of this scenario says so (`ThreatModel.adversary`) and computes every client step again on the
-changed model. Its scores do not describe an eavesdropper.
+An ordinary audit does not contain it. An audit of this scenario says so (`ThreatModel.adversary`) and computes every client step again on
+the changed model. Its scores do not describe an eavesdropper.
 """
 
 from __future__ import annotations

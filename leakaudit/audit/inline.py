@@ -1,8 +1,8 @@
 """The audit in the training process; training waits while the audit runs.
 
-Use it only for models that no other process can rebuild. It does not change training: attacks compute on a copy that was proven to be separate
-from the live model (`leakaudit.audit.live_copy`). Everything else that training depends on is restored: gradients, modes, random generators,
-threads, autocast, gradient mode, attention kernels and the default dtype.
+Use it only for models that no other process can rebuild. It does not change training: attacks compute on a copy that was proven to be
+separate from the live model (`leakaudit.audit.live_copy`). Everything else that training depends on is restored: gradients, modes, random
+generators, threads, autocast, gradient mode, attention kernels and the default dtype.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
     Within the block, torch has the settings of the side process.
 
     Args:
-        live: the model that is trained. Within the block its parameters have no gradients; afterwards they have the same gradients as before.
+        live: the model that is trained. Within the block its parameters have no gradients; afterwards they have the same gradients as
+            before.
     """
     threads, plain, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
     numpy = sys.modules.get("numpy")

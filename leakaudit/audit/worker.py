@@ -1,7 +1,7 @@
 """The side process: audits the snapshots of a spool while its trainer runs.
 
-It writes the results when the trainer has finished. It disturbs the trainer as little as possible: it has a low priority, the system kills it
-before the trainer if memory runs out, and it stops when its trainer has stopped.
+It writes the results when the trainer has finished. It disturbs the trainer as little as possible: it has a low priority, the system
+kills it before the trainer if memory runs out, and it stops when its trainer has stopped.
 """
 
 from __future__ import annotations

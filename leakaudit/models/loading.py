@@ -76,13 +76,13 @@ def load_model(
 
 
 NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""Arguments of every `from_pretrained`: nothing is downloaded, and code in a folder never runs. Without an explicit False, transformers asks
-on the terminal whether such code may run."""
+"""Arguments of every `from_pretrained`: nothing is downloaded, and code in a folder never runs. Without an explicit False, transformers
+asks on the terminal whether such code may run."""
 
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-"""Files with the vocabulary of the tokenizers of transformers. Without such a file, `AutoTokenizer` makes a tokenizer without words, and every
-text would consist of unknown tokens."""
+"""Files with the vocabulary of the tokenizers of transformers. Without such a file, `AutoTokenizer` makes a tokenizer without words, and
+every text would consist of unknown tokens."""
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -59,7 +59,8 @@ WITHOUT_EFFECT = frozenset(
         "task_type",
     }
 )
-"""Settings of peft's configurations that do not change the result of a model with loaded weights, such as initial weights and descriptions."""
+"""Settings of peft's configurations that do not change the result of a model with loaded weights, such as initial weights and
+descriptions."""
 
 OWN_FIELDS = {"r", "target_modules", "lora_alpha", "lora_dropout", "modules_to_save"}
 """Settings that have a field of their own in `LoraRecipe`."""

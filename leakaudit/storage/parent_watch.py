@@ -2,8 +2,9 @@
 
 It uses only the standard library, so that it works before any other library is loaded.
 
-Two signs show that the trainer has ended. First, our input, which is a pipe, ends, unless forked children of the trainer hold its other end.
-Second, this process has a new parent; the watch checks this every `POLL_SECONDS`. If the trainer wrote `detach` before, this process continues.
+Two signs show that the trainer has ended. First, our input, which is a pipe, ends, unless forked children of the trainer hold its other
+end. Second, this process has a new parent; the watch checks this every `POLL_SECONDS`. If the trainer wrote `detach` before, this process
+continues.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ KEY_SECONDS = 60.0
 """Seconds to wait for the key of the run. Our choice: the trainer sends it immediately."""
 
 PR_SET_DUMPABLE = 4
-"""Option of prctl(2) on Linux: whether a crash may write this process's memory to a file, and whether the same user's processes may read it."""
+"""Option of prctl(2) on Linux: whether a crash may write this process's memory to a file, and whether the same user's processes may read
+it."""
 
 
 def yield_processor(process: int, trainer: int, nice: int) -> None:

@@ -15,7 +15,8 @@ It is bounded and private. It stays consistent if trainer or worker are killed a
     trainer.lock     the trainer holds this lock until it ends
     worker.lock      the worker holds this lock until it ends
 
-One rename passes a snapshot from one process to the other. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total size.
+One rename passes a snapshot from one process to the other. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total
+size.
 """
 
 from __future__ import annotations

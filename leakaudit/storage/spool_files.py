@@ -49,8 +49,8 @@ class AuditFile(BaseModel):
     trainer_host: str = ""
     command: str = ""
     salt: str = ""
-    """Random bytes in hex; empty without encryption. If the key of the hashes is derived from a private key, the salt makes it different for each
-    run. Without the salt nobody can derive the key again, so the salt is destroyed with the last snapshot."""
+    """Random bytes in hex; empty without encryption. If the key of the hashes is derived from a private key, the salt makes it different
+    for each run. Without the salt nobody can derive the key again, so the salt is destroyed with the last snapshot."""
 
     def trainer_is_here(self) -> bool:
         """Return whether the trainer ran on this host, where its process id is valid."""

@@ -27,7 +27,7 @@ from leakaudit.models.structure.trace import (
 
 @dataclass(frozen=True)
 class Tail:
-    """The last linear layer before the head, which treats each token alone, and the head."""
+    """The head, and the last linear layer before it, which treats each token alone."""
 
     layer: Projection
     """In most models, it is the down projection of the last block's feed-forward part."""
