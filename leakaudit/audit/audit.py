@@ -130,8 +130,7 @@ class Audit:
     def step(self, snapshot: Snapshot) -> None:
         """Verify one snapshot, run its unfinished attempts, then its control.
 
-        If the GPU runs out of memory, this step and all later ones are audited on the CPU. The CPU is slow, but the audit does not
-        disturb training.
+        If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does not disturb training.
         """
         try:
             self._step(snapshot)
