@@ -1,6 +1,6 @@
-"""The audit of recorded steps; only here do attacks meet the true batch.
+"""The audit of recorded steps: it scores attacks against the true batch.
 
-It may import `client`, `storage`, all plugins, `results`, `gate` and `reports`; only `publish` imports the last two.
+No other room has both an attack's guess and the truth. Only `publish` imports `gate` and `reports`.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The active-server scenario: a server changes the model before sending it.
 
-It is no part of an ordinary audit. An audit of this scenario says so (`ThreatModel.adversary`) and computes every client step again on the
-changed model. Its scores are not those of an eavesdropper.
+An ordinary audit does not contain it. An audit of this scenario says so (`ThreatModel.adversary`) and computes every client step again on
+the changed model. Its scores do not describe an eavesdropper.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ servers: Registry[Any] = Registry("server", "leakaudit.audit.active_server")
 class WidePooler:
     """A pooler as wide as the vocabulary, with another activation.
 
-    The features that go into it can then be told apart.
+    The width lets an attack tell the features of the pooler's input apart.
 
-    The server may claim that a wider layer is more expressive. Clients compute true gradients of the model that they were sent.
+    The server may claim that a wider layer is more expressive. Clients compute true gradients of the model that they received.
     """
 
     width: int | None = None
@@ -40,18 +40,18 @@ class WidePooler:
     dimension: int = 100
     """Number d' of features that each new output reads.
 
-    100 in the paper; at most all that there are.
+    The paper uses 100. A model with fewer features uses all of them.
     """
     activation: Activation = "cube+square"
     """Activation in place of tanh.
 
-    The paper needs one whose derivatives do not vanish in the mean. selu is less conspicuous and less informative.
+    The paper needs an activation whose derivatives do not have a mean of zero. selu is less conspicuous and less informative.
     """
     deviation: float = 0.1
     """Standard deviation of the new outputs' normal weights; 1 in the paper.
 
-    Our choice: with 1, cube+square saturates the class probabilities on features as long as a LayerNorm's, and a sequence whose label is
-    the likeliest class leaves no gradient; measured in `attacks/README.md`.
+    Our choice: with 1, and features with the norm that a LayerNorm gives them, cube+square saturates the class probabilities. A sequence
+    whose label is the likeliest class then has no gradient. `attacks/README.md` has the measurement.
     """
     seed: int = 0
     """Seed of these weights."""
@@ -60,17 +60,17 @@ class WidePooler:
     source: ClassVar[str] = "Beyond Gradient and Priors (2023), Sec. 4.2"
 
     def __post_init__(self) -> None:
-        """Refuse weights without a spread."""
+        """Refuse a standard deviation of 0 or below."""
         if self.deviation <= 0:
             raise ValueError(f"deviation must be above 0, got {self.deviation:g}")
 
     def changed(self, step: ClientStep) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model with the wide pooler, and the options as applied.
+        """Return the model with the wide pooler, and the options that were applied.
 
-        The step's own model stays unchanged.
+        The options also hold `kept`, the pooler's former number of outputs. The step's own model stays unchanged.
 
         Raises:
-            AnatomyError: there is no pooler to widen, or it has no room for this.
+            AnatomyError: the model has no pooler, or its pooler cannot be widened like this.
         """
         classes = step.facts.num_labels or 0
         dense = step.model.get_submodule(find_pooler(step.model, classes).dense)
@@ -86,7 +86,7 @@ class WidePooler:
 def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
     """Return the client's step on the model of an active server.
 
-    Its facts declare the server.
+    The facts of the returned step declare the server.
 
     Raises:
         AnatomyError: the server has nothing to change in this model.
@@ -104,12 +104,14 @@ def on_active_server(step: ClientStep, server: WidePooler) -> ClientStep:
 def observation_sent(
     step: ClientStep, shipped: tuple[DeclaredDefense, ...], generator: Callable[[str], torch.Generator]
 ) -> Observation:
-    """Return the observation of a step that nobody recorded, defences included.
+    """Compute a step on the server's model and return its defended observation.
+
+    Nobody recorded this step.
 
     Args:
-        step: on the server's model.
+        step: the client's step on the server's model.
         shipped: the defences that the run ships, as the protocol declares them.
-        generator: name of a defence -> the random generator that it draws from.
+        generator: function from the name of a defence to its random generator.
 
     Raises:
         SnapshotError: a declared defence is not registered, so its output is not known.
@@ -125,11 +127,11 @@ def observation_sent(
 
 
 def named_server(name: str, options: Mapping[str, Any]) -> WidePooler:
-    """Return the server of that name with its knobs set.
+    """Return the server with this name and these options.
 
     Raises:
-        UnknownPluginError: there is none of that name.
-        ConfigError: an option is none of its knobs, or its value does not fit.
+        UnknownPluginError: no server has this name.
+        ConfigError: the server does not have an option, or a value does not fit.
     """
     found: WidePooler = servers.create(name, options)
     return found

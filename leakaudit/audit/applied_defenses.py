@@ -9,11 +9,11 @@ from leakaudit.results.schema import Verification
 
 
 def defenses_found(step: ClientStep, stamp: Verification, observed: Update) -> tuple[DeclaredDefense, ...]:
-    """Return the defences in the update, with their relative numbers filled in.
+    """Return the defences that are in the update, with absolute numbers.
 
-    If the step without a defence gives the observed update, the update does not contain that defence, although the protocol declares it.
-    This happened to users of Opacus whose trainer stepped the wrong optimizer. Such a step is audited as undefended, or as defended
-    without noise.
+    Numbers that are declared relative to the update are computed for this step. If the step without a declared defence gives the
+    observed update, the update does not contain that defence: for example, a trainer with Opacus may call `step` of the wrong optimizer.
+    Such a step is audited as undefended, or as defended without noise.
     """
     left = [(declared, declared.known()) for declared in defenses_left(step, stamp)]
     return tuple(declared if plugin is None else plugin.settled(step, observed).declared() for declared, plugin in left)

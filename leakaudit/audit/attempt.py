@@ -43,8 +43,8 @@ class Scorer:
         """Return the scores of a guess.
 
         Args:
-            guess: of an attack.
-            truth: the batch that it is compared with.
+            guess: what an attack returned.
+            truth: the batch with which the guess is compared.
             seen: what the attack saw.
         """
         labels = truth.labels() if seen.facts.task == "classification" else None
@@ -76,13 +76,14 @@ class AttemptRunner:
     ) -> JournalEntry:
         """Run one attack and score its guess.
 
-        A crash gives an entry with the status `error`, the exception's type and its place; the message may quote private text.
+        If the attack crashes, the entry has the status `error` with the exception's type and place. It does not hold the message, which may
+        quote private text.
 
         Args:
-            attempt: its labels.
+            attempt: the labels of the attempt.
             attack: the attack.
             seen: what the attack sees.
-            truth: what its guess is compared with.
+            truth: the batch with which its guess is compared.
             raise_out_of_memory: raise `torch.OutOfMemoryError`, so that the caller can repeat the attempt on the CPU.
 
         Raises:
@@ -126,14 +127,14 @@ def applicability(attack: Attack, seen: Observation) -> Applicability:
 
 
 def can_read(attack: Attack, seen: Observation) -> bool:
-    """Return whether the recorded parts of a step are all that an attack reads."""
+    """Return whether the step holds all the parts that an attack reads."""
     return seen.whole or getattr(attack, "needs", "everything") == "named parts"
 
 
 def generator(seed: int, *names: str) -> torch.Generator:
     """Return the random generator of one attempt.
 
-    It depends on the seed and the names only, so an attempt draws the same numbers whatever ran before it.
+    It depends only on the seed and the names. An attempt therefore draws the same numbers whether or not other attempts ran before it.
     """
     digest = hashlib.sha256("/".join((str(seed), *names)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -142,7 +143,7 @@ def generator(seed: int, *names: str) -> torch.Generator:
 def _reached(guess: Reconstruction, truth: Truth, seen: Observation) -> Reached:
     """Return what was in reach of the attack.
 
-    Unknown, with the reason, if the attack's own answer fails.
+    If the attack's own code for this question fails, the result is unknown and holds the reason.
     """
     sequences = texts_of(truth, seen)
     try:

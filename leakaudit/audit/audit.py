@@ -1,10 +1,10 @@
 """The audit: attacks and defences over recorded steps, one after another.
 
-Only in this package do attacks, defences and metrics meet the truth. The folder of an audit (0700) holds:
+Only this package has attacks, defences, metrics and the truth together. The folder of an audit (0700) holds:
 
-    journal.jsonl    one line per finished attempt, appended and synced; a killed audit resumes from it
+    journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the product (`leakaudit.results/1.3`), with verdict.json and report.html; written by `finish`
+    results.json     the results (`leakaudit.results/1.3`); `finish` writes them, verdict.json and report.html
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 class Audit:
     """One audit: a battery applied to one snapshot after another.
 
-    It can be resumed at every attempt.
+    After an interruption, a later process resumes it with the next unfinished attempt.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Audit:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
         Args:
-            folder: made if missing, private to its owner.
+            folder: created if it does not exist; only its owner may read it.
             config: attacks, defences, budget, seed, text mode.
             tokenizer: decodes token ids for scoring.
             device: where attacks compute; None for the CPU.
             report: called after every finished attempt.
             command: how the audit was started, for the report.
-            key: of the hashes of private text, never written to disk; None to create one and keep it in `state.json` until the
+            key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
                 audit has finished.
-            source: digest of the audited model and data, by which an unfinished audit of the same is recognised.
+            source: digest of the audited model and data. It identifies an unfinished audit of the same model and data.
 
         Raises:
-            ResultsError: the folder holds an audit by another battery, or a state or a journal that cannot be read.
-            RedactionError: text mode full on a CI machine.
+            ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
+            RedactionError: the text mode is full and this is a CI machine.
         """
         check_text_mode(config.text)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,13 +107,13 @@ class Audit:
 
     @property
     def controls_left(self) -> int:
-        """Number of controls that are still to run."""
+        """Number of controls that have not run yet."""
         return max(0, self.config.controls - len(self._state.saved.controls))
 
     def catch_up(self) -> None:
         """Read the journal again.
 
-        A signal may have stopped the audit between writing a line and noting it here.
+        A signal may have stopped the audit after a line was written and before the entry was added in memory.
         """
         self._journal.reload()
 
@@ -122,7 +122,7 @@ class Audit:
         self._report = report
 
     def has_audited(self, step: int) -> bool:
-        """Return whether every attempt and any control on a step is finished."""
+        """Return whether all attempts on a step, and its control if due, are finished."""
         step_id = step_id_of(step)
         controlled = self._state.has_control(step_id) or not self.controls_left
         return controlled and not any(True for _ in self._open_attempts(step_id))
@@ -130,7 +130,7 @@ class Audit:
     def step(self, snapshot: Snapshot) -> None:
         """Verify one snapshot, run its unfinished attempts, then its control.
 
-        If the GPU runs out of memory, this step and all later ones are audited on the CPU. That is slow, but does not disturb training.
+        If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does not disturb training.
         """
         try:
             self._step(snapshot)
@@ -170,19 +170,21 @@ class Audit:
         overhead: Overhead | None = None,
         interrupted: bool = False,
     ) -> Results:
-        """Write results.json, verdict.json and report.html, and delete the run's key.
+        """Write results.json, verdict.json and report.html.
+
+        Unless the audit was interrupted or snapshots are kept, the run's key is deleted.
 
         Args:
-            refused: snapshots that could not be audited and whose step is not known.
-            not_kept: number of due steps that were not recorded, with the reason.
+            refused: number of snapshots that could not be audited and whose step is unknown.
+            not_kept: pairs of a number of due steps that were not recorded, and the reason.
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
-            interrupted: whether the audit was stopped before its end; then the key stays, for the rest of the audit.
+            interrupted: whether the audit was stopped before its end. If so, the key is kept for the rest of the audit.
 
         Raises:
             ResultsError: no step was audited.
-            ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then `results.json`
-                is written, but neither verdict nor report.
+            ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist. In this case only
+                `results.json` is written.
         """
         if interrupted:
             self.catch_up()
@@ -218,11 +220,11 @@ class Audit:
         self._control(record.id, client, observation)
 
     def _verified(self, snapshot: Snapshot, client: ClientStep) -> StepRecord:
-        """Return the record of a step; the step is verified when it is seen first."""
+        """Return the record of a step; verify the step if it has no record yet."""
         known = self._state.record_of(step_id_of(snapshot.provenance.step))
         if known is not None:
             return known
-        # `check: rebuilt` does not trust the stamp in a snapshot, which anyone who can write the file could have made.
+        # `check: rebuilt` does not trust the stamp in a snapshot: anyone who can write the file could have made it.
         stamped = snapshot if self.config.check == "in_place" else replace(snapshot, checked=None)
         verification = stamp_of(stamped, client)
         record = record_of(
@@ -230,7 +232,7 @@ class Audit:
             verification,
             defenses_left(
                 client, verification
-            ),  # as declared: with numbers of each step, every step would have another name
+            ),  # as declared: numbers that differ from step to step would give every step another name
             digest=self._state.keyed_hash(snapshot.observation.digest().encode(), digits=64),
             min_tokens=self.config.min_tokens,
         )
@@ -275,14 +277,14 @@ class Audit:
             self._state.save()
 
     def _open_attempts(self, step_id: str) -> Iterable[tuple[AttemptId, Attack]]:
-        """Yield the unfinished attempts on a step, defence by defence."""
+        """Yield the unfinished attempts on a step, ordered by defence."""
         for defense, _ in self._plugins.defenses:
             for label, attack in self._plugins.attacks:
                 if not self._journal.has(step_id, label, defense):
                     yield AttemptId(step_id, label, defense), attack
 
     def _close_all(self, attempts: Iterable[tuple[AttemptId, Attack]], status: AttemptStatus, reason: str) -> None:
-        """Note the same outcome for all these attempts."""
+        """Add entries with the same status and reason for all these attempts."""
         for attempt, _ in attempts:
             self._append(self._entries.failed(attempt, status, reason))
 
@@ -295,7 +297,7 @@ class Audit:
 
 
 def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:
-    """Return why a step is not attacked; empty if it is."""
+    """Return why a step is not attacked; empty if it is attacked."""
     if verification.status is VerificationStatus.MISMATCH:
         return "the observed update does not come from the batch that was kept: see its verification"
     if server is not None and not seen.whole:

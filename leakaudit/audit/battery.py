@@ -25,9 +25,9 @@ class Plugins:
     """The plugins of one audit, created from its configuration."""
 
     attacks: tuple[tuple[str, Attack], ...]
-    """Label in the results, attack; in the order in which they run."""
+    """Pairs of label in the results and attack, in the order in which they run."""
     defenses: tuple[tuple[str, Defense], ...]
-    """Label in the results, defence; in the order in which they are tried."""
+    """Pairs of label in the results and defence, in the order in which they are tried."""
     server: WidePooler | None
     """The active server; None for a server that sends the model unchanged."""
 
@@ -78,12 +78,12 @@ def described(config: AuditConfig, plugins: Plugins) -> Battery:
 def _create(registry: Any, specs: Iterable[PluginSpec], *, by_name: bool) -> list[tuple[str, Any]]:
     """Create plugins under the labels that the results use.
 
-    A label leaves out options that are paths or free texts. If that makes two labels equal, the later ones are numbered.
+    A label leaves out options that are paths or free text. If several labels are then equal, all but the first get a number.
 
     Args:
-        registry: of attacks or of defences.
+        registry: registry of attacks or of defences.
         specs: names and options.
-        by_name: use the bare name as label where only one plugin has it.
+        by_name: use the name without options as label if only one plugin has it.
     """
     specs = list(specs)
     names = [spec.name for spec in specs]

@@ -1,6 +1,6 @@
 """Canaries: sentences for the controls, invented for this project.
 
-They have usual lengths and common tokens, and are never training text.
+They have usual lengths and common tokens. They are not text from any training data.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Update = Mapping[str, Tensor]
 """Parameter name -> tensor of the parameter's shape."""
 
 PIECE = 1 << 20
-"""Entries compared at a time.
+"""Number of entries that are compared at a time.
 
 Our choice: their float64 copies take a few megabytes, however large the model is.
 """
@@ -57,7 +57,7 @@ class Moments:
 
     @property
     def norm(self) -> float:
-        """L2 norm."""
+        """L2 norm of the vector."""
         return math.sqrt(self.squares)
 
     @property
@@ -84,11 +84,11 @@ class UpdateComparison:
     entries: int
     seen_norm: float
     norm: float
-    """Of the recomputed update."""
+    """L2 norm of the recomputed update."""
     product: float
     """<seen, own>."""
     difference: Moments
-    """Of seen - own."""
+    """Sums over the entries of seen - own."""
 
     @classmethod
     def of(cls, observed: Update, recomputed: Update) -> UpdateComparison:
@@ -96,7 +96,7 @@ class UpdateComparison:
 
         Args:
             observed: holds at least the parameters of `recomputed`.
-            recomputed: its parameters are compared.
+            recomputed: the update whose parameters are compared.
 
         Raises:
             NonFiniteUpdateError: the recomputed update is not finite.
@@ -132,7 +132,7 @@ class UpdateComparison:
     def scaled_difference(self) -> Moments:
         """Moments of seen - k own, computed from the entries.
 
-        Computed from the other sums, its square would have a relative error of 1e-8.
+        The other sums would give the same moments, but with a relative error of 1e-8 in the squares.
         """
         total = squares = 0.0
         for seen, own in _pieces(self.seen, self.own):

@@ -1,6 +1,6 @@
 """The controls of an audit: attacks on undefended canary steps with known text.
 
-Positive control: a canary must be recovered. Negative control: what is recovered from a canary must not match the real batch.
+Positive control: an attack must recover the canary. Negative control: what an attack recovers from a canary must not match the real batch.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ class ControlRunner:
     config: AuditConfig
     tokenizer: Any
     attacks: Sequence[tuple[str, Attack]]
-    """Label, attack."""
+    """Pairs of label and attack."""
     scorer: Scorer
 
     def run(
         self, step_id: str, turn: int, client: ClientStep, seen: Observation, device: torch.device
     ) -> ControlOutcome | None:
-        """Attack a canary step until one attack recovers it.
+        """Attack a canary step until both controls have an outcome.
+
+        This is so when one attack has recovered the canary and one attack on text has been scored; otherwise every attack runs.
 
         Args:
             step_id: id of the step beside which the control runs.
-            turn: number of the control, which picks its canary.
-            client: the real step; its model and mode are used.
-            seen: what attacks saw of the real step.
+            turn: number of the control; it chooses the canary.
+            client: the real step, whose model and mode the canary step uses.
+            seen: the observation of the real step.
             device: where attacks compute.
 
         Returns:
@@ -85,7 +87,8 @@ class ControlRunner:
     ) -> tuple[Scored, Scored] | None:
         """Return the scores of a canary's reconstruction against each of two batches.
 
-        None if the attack is no control: it did not run on the real step, or it crashed; its real attempt reports the error.
+        None if the attack cannot be a control: it is blind, does not apply to the canary, needs parts of the real step that were not kept,
+        or crashed. The attempt on the real step reports such a crash.
         """
         budget = Budget(self.config.budget_s)
         try:
@@ -100,7 +103,7 @@ class ControlRunner:
     def _canary(self, client: ClientStep, turn: int, device: torch.device) -> tuple[Truth, Observation | None]:
         """Return an undefended canary step on the run's model, with its batch.
 
-        The observation is None if the step cannot be computed; the report then says that the control did not run.
+        The observation is None if the step cannot be computed. The report then says that the control did not run.
         """
         facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "own_loss": None})
         label = turn % max(1, facts.num_labels or 1)
@@ -117,7 +120,7 @@ class ControlRunner:
     def _batch(self, client: ClientStep, facts: PublicFacts, turn: int, label: int) -> MicroBatch:
         """Return the canary: one sentence, or two arrays of noise.
 
-        Two, because batch normalisation cannot train on one.
+        Batch normalisation cannot train on one array.
         """
         if isinstance(client.model, ArrayClassifier):
             random = generator(self.config.seed, "canary", str(turn))
@@ -133,7 +136,7 @@ class ControlRunner:
 def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> PublicFacts:
     """Return the facts of a canary step.
 
-    Grants and the batch-size bound of the real batch do not hold for it.
+    Grants and the bound on the batch size are those of the canary, not of the real batch.
     """
     lengths, labels = facts.granted.lengths, facts.granted.labels
     own = Granted(
@@ -145,7 +148,7 @@ def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> Publi
 
 
 def counted_controls(outcomes: Sequence[ControlOutcome]) -> Controls:
-    """Return both controls as counts over all outcomes."""
+    """Return the counts of both controls over all outcomes."""
     if not outcomes:
         return Controls()
     scored = [outcome for outcome in outcomes if outcome.matched_other is not None]

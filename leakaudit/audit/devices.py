@@ -14,15 +14,15 @@ from leakaudit.config.audit import DEVICE_PATTERN
 from leakaudit.errors import ConfigError
 
 IDLE_SHARE = 0.05
-"""Used share of its memory below which a GPU counts as idle.
+"""Share of used memory below which a GPU counts as idle.
 
-Our choice: a driver and a desktop take 1 to 3 %, a training run far more.
+Our choice: a driver and a desktop use 1 to 3 % of the memory, a training run far more.
 """
 
 NEED = 3
-"""Memory of an audit, in sizes of a snapshot (weights and update).
+"""Memory of an audit, as a multiple of a snapshot's size (weights and update).
 
-It holds both, a second gradient beside the attack's own tensors, and as much again for candidates.
+The audit holds weights and update, a second gradient and the attack's own tensors, and as much again for candidates.
 """
 CONTEXT_BYTES = 768 * 2**20
 """Memory that a second process takes on a GPU before it computes anything.
@@ -30,9 +30,9 @@ CONTEXT_BYTES = 768 * 2**20
 Context and libraries take several hundred megabytes.
 """
 MARGIN = 1.5
-"""Free memory asked for on the trainer's own GPU, in sizes of the need.
+"""Free memory that the trainer's own GPU must have, as a multiple of the need.
 
-Training must not run out of memory at its longest batch.
+Training must not run out of memory on its longest batch.
 """
 
 
@@ -41,13 +41,13 @@ class Card:
     """One visible GPU and its memory in bytes."""
 
     index: int
-    """Number of the GPU, as torch counts."""
+    """Number of the GPU in torch."""
     total: int
     free: int
 
     @property
     def idle(self) -> bool:
-        """Whether no process computes on it."""
+        """Whether so little memory is used that no process can be computing on it."""
         return self.total - self.free < IDLE_SHARE * self.total
 
 
@@ -65,12 +65,12 @@ def choose_device(wanted: str, *, beside: str | None = None, snapshot: int = 0) 
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`.
 
     Args:
-        wanted: a device; `auto` takes a GPU if there is one with room.
-        beside: where a trainer computes, such as `cuda:0`; None where there is none.
-        snapshot: bytes of weights and update.
+        wanted: a device; `auto` chooses a GPU if one has enough free memory.
+        beside: device of a trainer, such as `cuda:0`; None if no trainer runs.
+        snapshot: size of weights and update in bytes.
 
     Raises:
-        ConfigError: a GPU was asked for and there is none.
+        ConfigError: the device is a GPU that does not exist.
     """
     if wanted == "cpu":
         return torch.device("cpu")
@@ -91,7 +91,7 @@ def choose_device(wanted: str, *, beside: str | None = None, snapshot: int = 0) 
 
 
 def best_card(cards: Sequence[Card], beside: str, snapshot: int) -> Card | None:
-    """Return the GPU for an audit; None if no GPU has room.
+    """Return the GPU for an audit; None if no GPU has enough free memory.
 
     An idle GPU that the trainer does not use is preferred to the trainer's own.
 
@@ -133,9 +133,9 @@ def _limited(card: Card | None, beside: str, snapshot: int) -> torch.device:
 
 
 def _cards() -> list[Card]:
-    """Return the visible GPUs, as the driver's tool reports them.
+    """Return the visible GPUs with the memory that `nvidia-smi` reports.
 
-    Asking through CUDA would take hundreds of megabytes on each of them.
+    A question through CUDA would use hundreds of megabytes on each GPU.
     """
     memory = _memory_by_uuid()
     cards = []
@@ -163,7 +163,7 @@ def _memory_by_uuid() -> Mapping[str, tuple[int, int]]:
 def parse_memory(printed: str) -> Mapping[str, tuple[int, int]]:
     r"""Parse the output of nvidia-smi: UUID, total and free memory in MiB.
 
-    One GPU per line; incomplete lines are left out.
+    Each line describes one GPU. Incomplete lines are left out. The result is in bytes.
 
     >>> parse_memory("GPU-3d2c, 81559, 80992\nGPU-77aa, [N/A], [N/A]")
     {'3d2c': (85520809984, 84926267392)}

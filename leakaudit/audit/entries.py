@@ -46,7 +46,7 @@ class EntryBuilder:
 
     config: AuditConfig
     tokenizer: Any
-    """Shows token ids as text, in text mode full."""
+    """Converts token ids to text in text mode full."""
     state: AuditState
     """Has the key for hashes of private text."""
 
@@ -54,10 +54,10 @@ class EntryBuilder:
         """Return the entry of an attempt without a guess.
 
         Args:
-            attempt: which one.
-            status: any but `ran` and `budget_exhausted`.
+            attempt: the labels of the attempt.
+            status: any status except `ran` and `budget_exhausted`.
             reason: a clause without private text.
-            seconds: time that the attack took.
+            seconds: duration of the attack.
         """
         return JournalEntry(
             attempt=Attempt(
@@ -123,7 +123,7 @@ class EntryBuilder:
     def _strip(self, found: ScoredSequence) -> str | None:
         """Return which parts of a sequence were recovered.
 
-        None in text mode hash, which hides that, and where the attack guessed no text.
+        None in text mode hash, which hides these parts, and if the attack guessed no text.
         """
         guessed = found.guess_pattern is not None or found.numbers.get("token_recall") is not None
         return strip(found.true_pattern) if guessed and self.config.text is not TextMode.HASH else None

@@ -1,8 +1,8 @@
-"""The audit in the training process, which waits for it.
+"""The audit in the training process; training waits while the audit runs.
 
-This is the last resort, for models that no other process can rebuild. It does not change training: attacks compute on a copy that was proven
-to be separate from the live model (`leakaudit.audit.live_copy`), and everything else that training depends on is restored: gradients, modes,
-random generators, threads, autocast, gradient mode, attention kernels and the default dtype.
+Use it only for models that no other process can rebuild. It does not change training: attacks compute on a copy that was proven to be
+separate from the live model (`leakaudit.audit.live_copy`). Everything else that training depends on is restored: gradients, modes, random
+generators, threads, autocast, gradient mode, attention kernels and the default dtype.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class InlineAudit:
         """Prepare the audit; nothing is attacked yet.
 
         Args:
-            spool: as the trainer made it.
+            spool: the spool that the trainer created.
             live: the model that is trained.
         """
         self._spool = spool
@@ -49,11 +49,12 @@ class InlineAudit:
         self._refused = 0
 
     def catch_up(self) -> None:
-        """Attack every waiting step.
+        """Audit every waiting step.
 
         Raises:
-            LiveModelReachedError: a copy of the live model cannot be proven separate from it; no attack ran on that copy.
-            SpoolError: a worker was started on the spool.
+            LiveModelReachedError: a copy of the live model cannot be proven separate and no attack ran on it, or attacks changed the live
+                model.
+            SpoolError: a worker runs on the spool.
             OSError: the disk is full.
         """
         if not self._spool.waiting():
@@ -66,14 +67,14 @@ class InlineAudit:
                 try:
                     keep = self._spool.config.keep_snapshots
                     self._refused += audit_one(self._spool, self._audit, claimed, self._options, keep=keep)
-                except BaseException:  # Ctrl-C, or a full disk: the step is not lost
+                except BaseException:  # after Ctrl-C or on a full disk, the step stays in the spool
                     self._spool.queue.give_back(claimed)
                     raise
                 if self._audit.unproven is not None:
                     raise self._audit.unproven
 
     def finish(self) -> None:
-        """Write results, verdict and report of the attacked steps."""
+        """Write results, verdict and report of the audited steps."""
         if self._audit is not None:
             with undisturbed(self._live):
                 write_results(self._spool, self._audit, self._refused, False, self._options)
@@ -83,9 +84,9 @@ class InlineAudit:
 
 
 class _Proven:
-    """An audit that proves each copy of the live model separate before using it.
+    """An audit that attacks only copies with a proof of separateness.
 
-    The copy is one of the live model.
+    Each snapshot's model is a copy of the live model.
     """
 
     def __init__(self, audit: Any, live: nn.Module) -> None:
@@ -98,7 +99,7 @@ class _Proven:
         """Audit a step on a proven copy.
 
         Raises:
-            LiveModelReachedError: there is no proof, or attacks changed the live model all the same.
+            LiveModelReachedError: the proof failed, or attacks changed the live model.
         """
         try:
             first = snapshot.truth.micro_batches[0]
@@ -110,7 +111,7 @@ class _Proven:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """Return everything else from the audit itself."""
+        """Return any other attribute of the wrapped audit."""
         return getattr(self._audit, name)
 
 
@@ -118,10 +119,11 @@ class _Proven:
 def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
     """Restore everything that training depends on after the block.
 
-    Within it, computation is set up as in the side process.
+    Within the block, torch has the settings of the side process.
 
     Args:
-        live: the model that is trained. Within the block its parameters have no gradients; afterwards they have the same tensors again.
+        live: the model that is trained. Within the block its parameters have no gradients; afterwards they have the same gradients as
+            before.
     """
     threads, plain, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
     numpy = sys.modules.get("numpy")
@@ -133,7 +135,7 @@ def undisturbed(live: nn.Module | None = None) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", *(("cuda",) if devices else ())):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # the others have no second derivative
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # the other kernels have no second derivative
         try:
             yield
         finally:

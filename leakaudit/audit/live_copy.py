@@ -2,8 +2,8 @@
 
 Attacks in the training process compute on the copy.
 
-A deep copy of a module is not always separate: a function is not copied, and one that was put in the place of `forward` may
-hold the live model. Computing on such a copy would read live weights and write into live gradients.
+A deep copy of a module is not always separate. A deep copy does not copy functions, and a function that replaces `forward` may hold the
+live model. Such a copy would read the live weights and write into the live gradients.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ HOOKS = (
 )
 """Attributes in which a module keeps its hooks.
 
-Our hooks hold the recorder, and those of others anything; a copy needs none of them.
+Our hooks hold the recorder, and other hooks may hold any object. A copy needs no hook except those of `MAKE_WEIGHTS`.
 """
 
 MAKE_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 """Hooks of torch that compute a weight from its parts before each forward.
 
-Without them a copy computes with old weights.
+A copy without these hooks would compute with old weights.
 """
 
 
 def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.Module]:
     """Return a function that builds a model from weights by copying the live one.
 
-    The copy is on the CPU, in eval mode, and has neither hooks nor gradients. Where an instance was given another `forward` than its
-    class has, the copy has the one of its class.
+    The copy is on the CPU, in eval mode, and has no gradients and no hooks except those of `MAKE_WEIGHTS`. If an instance has its own
+    `forward`, the copy has the `forward` of its class.
     """
 
     def build(_recipe: ModelRecipe, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -84,9 +84,9 @@ def copier(live: nn.Module) -> Callable[[ModelRecipe, Mapping[str, Tensor]], nn.
 
 
 def _not_copied(live: nn.Module) -> dict[int, Any]:
-    """Return replacements of objects in a deep copy, by identity.
+    """Return replacements of objects in a deep copy, by `id` of the object.
 
-    These are objects that it must not or cannot copy.
+    The deep copy must not or cannot copy these objects.
     """
     known: dict[int, Any] = {}
     for module in live.modules():
@@ -96,7 +96,7 @@ def _not_copied(live: nn.Module) -> dict[int, Any]:
                 kept = [(key, hook) for key, hook in hooks.items() if isinstance(hook, MAKE_WEIGHTS)]
                 known[id(hooks)] = OrderedDict(kept)
         for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # computed by such a hook
+            if isinstance(value, Tensor) and not value.is_leaf:  # a hook of `MAKE_WEIGHTS` computed it
                 known[id(value)] = value.detach().clone()
     return known | {id(p.grad): None for p in live.parameters() if p.grad is not None}
 
@@ -104,7 +104,7 @@ def _not_copied(live: nn.Module) -> dict[int, Any]:
 def _restore_forward(module: nn.Module) -> None:
     """Restore the `forward` of a copied module's class.
 
-    A module may still choose another method of its own class.
+    If the module's own `forward` is another method of its class, it is kept.
     """
     own = vars(module).get("forward")
     if own is None:
@@ -122,7 +122,7 @@ def unchanged(live: nn.Module) -> Iterator[None]:
     """Check that nothing writes into the live model's parameters and buffers.
 
     Raises:
-        LiveModelReachedError: something did.
+        LiveModelReachedError: a parameter or buffer was written.
     """
     tensors = [*live.parameters(), *live.buffers()]
     before = [version_of(tensor) for tensor in tensors]
@@ -138,18 +138,18 @@ def prove_separate(model: nn.Module, live: nn.Module, batch: MicroBatch, *, trai
 
     No tensor of the live model may be read or written.
 
-    Forward and backward of one micro-batch run on the copy, in eval mode and as the client trained. Every operation of torch is
-    looked at before it runs: the first one that takes a live parameter, buffer or gradient ends the trial, so nothing has changed.
+    The copy computes forward and backward of one micro-batch, in eval mode and in the client's mode. Every operation of torch is
+    checked before it runs. The first operation that takes a live parameter, buffer or gradient ends the trial before it changes anything.
 
     Args:
-        model: the copy, on any device; its buffers and its mode are put back.
+        model: the copy, on any device; its buffers and its mode are restored.
         live: the model that is trained.
-        batch: a micro-batch that the copy understands.
+        batch: a micro-batch that fits the copy.
         training: whether the client's model was in training mode.
 
     Raises:
-        LiveModelReachedError: the copy is not separate, nothing that it computes depends on its own parameters, or the trial itself
-            failed, so nothing is proven.
+        LiveModelReachedError: the copy is not separate, none of its outputs depends on its own parameters, or the trial itself failed
+            and proves nothing.
     """
     name = type(live).__name__
     watched = _Watched(_storages(live))
@@ -183,10 +183,7 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _compute(model: nn.Module, batch: MicroBatch) -> bool:
-    """Run forward and backward once; return whether a gradient arrived.
-
-    It must arrive at a parameter of the model.
-    """
+    """Run forward and backward once; return whether a parameter got a gradient."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = {key: value.to(device) for key, value in batch.inputs.items()}
     outputs = model(**inputs, **batch.options)
@@ -219,7 +216,7 @@ def _kept(model: nn.Module) -> Iterator[None]:
 
 
 class _Watched(TorchDispatchMode):
-    """Stops at the first operation that takes a tensor of the live model."""
+    """Dispatch mode that stops at the first operation on a live model's tensor."""
 
     def __init__(self, live: frozenset[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

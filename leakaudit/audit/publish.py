@@ -20,7 +20,7 @@ def check_text_mode(mode: TextMode) -> None:
     """Refuse text mode full on a CI machine, before anything is audited.
 
     Raises:
-        RedactionError: it is full, and this is one.
+        RedactionError: the text mode is full, and this is a CI machine.
     """
     from leakaudit.reports.redaction import refuse_full_in_ci
 
@@ -32,12 +32,12 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     """Write `results.json`, `verdict.json` and `report.html`.
 
     Args:
-        folder: of the audit; the report reads the journal there for samples of text.
-        results: with their digest.
-        config: policy and text mode.
+        folder: folder of the audit; the report may read samples of text from its journal.
+        results: the results with their digest.
+        config: holds the policy and the text mode.
 
     Raises:
-        ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist; then only
+        ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist. In this case only
             `results.json` is written.
     """
     from leakaudit.gate.evaluate import evaluate

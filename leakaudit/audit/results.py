@@ -45,11 +45,11 @@ class RunEnd:
     """What the caller of an audit knows when the audit ends."""
 
     refused: int = 0
-    """Snapshots that could not be audited and whose step is not known."""
+    """Number of snapshots that could not be audited and whose step is unknown."""
     not_kept: Sequence[tuple[int, str]] = ()
-    """Number of due steps that were not recorded, reason."""
+    """Pairs of a number of due steps that were not recorded, and the reason."""
     total_steps: int | None = None
-    """Optimizer steps of the training run."""
+    """Number of optimizer steps of the training run; None if unknown."""
     overhead: Overhead = field(default_factory=Overhead)
     """What the audit cost the training process."""
     interrupted: bool = False
@@ -61,13 +61,13 @@ class ResultsBuilder:
     """Builds the results of one audit."""
 
     folder: Path
-    """Of the audit; named in error messages."""
+    """Folder of the audit; error messages name it."""
     config: AuditConfig
     battery: Battery
     command: str
     """How the audit was started."""
     catalogue: Catalogue
-    """What the plugins of the audit say of themselves."""
+    """Descriptions of the audit's plugins."""
 
     def build(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd, device: torch.device) -> Results:
         """Return the results with their digest.
@@ -75,7 +75,7 @@ class ResultsBuilder:
         Args:
             saved: the audit's state.
             entries: every finished attempt.
-            end: what the caller knows.
+            end: what the caller knows at the end of the audit.
             device: where attacks computed.
 
         Raises:
@@ -149,7 +149,7 @@ def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> Threat
 
 
 def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...]:
-    """Return the kinds of server that this audit says nothing about, and why."""
+    """Return the kinds of server that this audit does not test, and why."""
     if server is None:
         return (
             ("malicious server", "the battery only reads updates of honest training; crafted weights are out of scope"),

@@ -1,6 +1,6 @@
 """The folder in which an audit from the command line writes.
 
-An earlier audit in it is moved aside, an unfinished one resumed.
+An unfinished audit in it is resumed if it is the same audit. Any other audit in it is moved aside.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
     """Prepare a folder for one audit and lock it.
 
     Args:
-        out: the folder; made if missing.
+        out: the folder; created if it does not exist.
         wanted: the audit that is to run.
-        resume: True insists on going on with an unfinished audit, False on beginning anew; None goes on where the unfinished
-            audit is the very same.
+        resume: True requires an unfinished audit to resume, False begins a new audit, and None resumes only if the unfinished audit
+            has the same battery, model and data.
 
     Yields:
-        What became of an earlier audit there, in a clause for the user; empty where there was none.
+        A clause for the user that says what happened to an earlier audit in the folder; empty if there was no earlier audit.
 
     Raises:
-        ConfigError: the folder cannot be used, another audit is at work in it, or there is nothing to go on with.
+        ConfigError: the folder cannot be used, another audit runs in it, or there is no audit to resume.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: needs a folder, found a file; give a folder")
@@ -54,9 +54,9 @@ def run_folder(out: Path, wanted: Unfinished, resume: bool | None) -> Iterator[s
 
 
 def _settle(out: Path, wanted: Unfinished, resume: bool | None) -> str:
-    """Leave the folder as it is if the audit resumes, else move its audit aside.
+    """Move an earlier audit aside unless it is resumed.
 
-    It stays as it is for an audit that goes on.
+    Returns a clause for the user that says which of the two happened.
     """
     left = unfinished(out)
     same = left is not None and left.same_as(wanted)

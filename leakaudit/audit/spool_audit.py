@@ -1,6 +1,6 @@
 """The audit of one spool, snapshot by snapshot.
 
-The side process (`worker`) and the audit in the training process (`inline`) share it.
+The side process (`worker`) and the audit in the training process (`inline`) both use it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from leakaudit.storage.spool_files import AuditFile, Totals, forget_salt, write_
 
 
 def print_line(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush the output."""
     print(line, flush=True)
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker was started with."""
+    """Options with which a worker was started."""
 
     device: str | None = None
-    """Overrides the configuration's device."""
+    """Device that overrides the configuration's; None keeps that one."""
     identities: tuple[str, ...] = ()
     """Private keys that open encrypted snapshots."""
     idle_limit_s: float | None = None
-    """Seconds without a new snapshot after which the worker ends; None for no limit."""
+    """Seconds without a new snapshot after which the worker stops; None for no limit."""
     notify: Callable[[str], None] = print_line
-    """Called with each line of the log, which never holds text of the batch."""
+    """Function that gets each line of the log; no line holds text of the batch."""
     build: Callable[[Any, Any], Any] | None = None
-    """Builds a model from a recipe and weights; None to follow the recipe alone."""
+    """Function that builds a model from a recipe and weights; None builds it from the recipe only."""
 
 
 def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> Any:
-    """Open the `Audit` of a spool on the device that fits.
+    """Open the `Audit` of a spool on a suitable device.
 
     Raises:
-        ConfigError: the device does not exist, or a plugin does not.
-        ResultsError: the folder of the spool holds another audit.
+        ConfigError: the device or a plugin does not exist.
+        ResultsError: the folder around the spool holds another audit.
     """
     import torch
 
@@ -80,21 +80,21 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
 def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *, keep: bool) -> int:
     """Audit one snapshot.
 
-    A snapshot that cannot be audited is reported and set aside.
+    A snapshot that cannot be audited is reported in the log and set aside.
 
     Args:
         spool: holds the snapshot.
-        audit: of the spool.
-        claimed: the snapshot, claimed by this process.
-        options: of the worker.
+        audit: audit of the spool.
+        claimed: the snapshot, which this process has claimed.
+        options: options of the worker.
         keep: whether the snapshot stays on disk afterwards.
 
     Returns:
-        1 if the snapshot was lost and its step is not known, else 0.
+        1 if the snapshot could not be audited and its step is unknown, else 0.
 
     Raises:
-        SnapshotSealedError: it is encrypted, and no key fits.
-        OSError: the disk is full, or the spool was removed; the snapshot itself may be fine.
+        SnapshotSealedError: the snapshot is encrypted and no key fits.
+        OSError: the disk is full or the spool was removed. The snapshot itself may still be valid.
     """
     from leakaudit.storage.snapshots import read_snapshot
 
@@ -118,10 +118,10 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
 
 
 def record_loss(audit: Any, snapshot: Path, reason: str) -> bool:
-    """Record in the results that a step was kept and could not be audited.
+    """Record in the results that a kept step could not be audited.
 
     Returns:
-        Whether the step's number is known; if not, the loss can only be counted.
+        Whether the step's number is known; if not, nothing is recorded and the caller counts the snapshot.
     """
     if not snapshot.stem.isdecimal():
         return False
@@ -132,18 +132,18 @@ def record_loss(audit: Any, snapshot: Path, reason: str) -> bool:
 def write_results(
     spool: Spool, audit: Any, refused: int, interrupted: bool, options: WorkerOptions, *, code: ExitCode = ExitCode.PASS
 ) -> ExitCode:
-    """Write results, verdict and report; on failure, notify why in one line.
+    """Write results, verdict and report; if that fails, log one line with the reason.
 
     Args:
-        spool: of the audit.
-        audit: of the spool.
-        refused: snapshots that could not be audited and whose step is not known.
+        spool: spool of the audit.
+        audit: audit of the spool.
+        refused: number of snapshots that could not be audited and whose step is unknown.
         interrupted: whether training or the audit was stopped before its end.
-        options: of the worker.
+        options: options of the worker.
         code: exit code if everything was written.
 
     Returns:
-        `code`; ERROR if something could not be written; INTERRUPTED if the process was interrupted meanwhile.
+        `code`; ERROR if `code` is PASS and something could not be written; INTERRUPTED if the process was interrupted while writing.
     """
     totals = spool.totals() or Totals()
     spool.tidy()
@@ -164,15 +164,15 @@ def write_results(
     else:
         options.notify(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
-            forget_salt(spool.root)  # no later step can be added under the same key
+            forget_salt(spool.root)  # no later step can then use the same key
         return code
     return code or ExitCode.ERROR
 
 
 def _largest_snapshot(spool: Spool) -> int:
-    """Return the bytes of weights and update of the largest waiting snapshot.
+    """Return the size of the largest waiting snapshot in bytes.
 
-    0 if none waits.
+    Weights and update count. It is 0 if no snapshot waits.
     """
     from leakaudit.client.snapshot import BASE, OBSERVED
 

@@ -1,4 +1,4 @@
-"""The verification of a snapshot, in place or by the rebuilt model."""
+"""The verification of a snapshot: in place, or with the rebuilt model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from leakaudit.results.schema import Verification, VerificationStatus
 def stamp_of(snapshot: Snapshot, client: ClientStep) -> Verification:
     """Return the verification of a snapshot.
 
-    A whole snapshot has the stamp of the check in place; without one, the step is computed again on the rebuilt model.
+    A whole snapshot gets the stamp of its check in place. If it has no such check, the step is computed again on the rebuilt model.
 
-    A snapshot with only the first blocks is `unverifiable`: a text that no attack recovers is no evidence, because attacks that read
-    everything did not run, and `span` cannot read what only later layers tell, such as the last word of a decoder's text.
+    A snapshot of only the first blocks is `unverifiable`, unless its check in place found a mismatch: that no attack recovers a text is
+    no evidence there. Attacks that read everything did not run, and `span` cannot read what only later layers show, such as the last word
+    of a decoder's text.
 
     Args:
         snapshot: the recorded step.
@@ -32,12 +33,10 @@ def stamp_of(snapshot: Snapshot, client: ClientStep) -> Verification:
 
 
 def _of_one_model(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Return the check in place, without its worth as evidence if models differ.
+    """Return the check in place; `unverifiable` if the two models differ.
 
-    Then it is `unverifiable`.
-
-    The check in place is one of the live model. Attacks get a rebuilt model, which may differ where a user's function makes it (`rebuilt_by`)
-    or where hooks and functions around parts of the model compute something. Nothing else compares the two models.
+    The check in place used the live model, but attacks get a rebuilt model. The two may differ if a user's function makes the model
+    (`rebuilt_by`), or if hooks and functions around parts of the live model compute something. Only this function compares the two models.
     """
     checked, maker = snapshot.checked, snapshot.model_recipe.made_by
     assert checked is not None

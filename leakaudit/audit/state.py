@@ -1,6 +1,6 @@
-"""The state of an audit on disk, from which a later process resumes it.
+"""The state of an audit on disk; a later process can resume the audit from it.
 
-`journal.jsonl` has one line per finished attempt, `state.json` everything else. Both are private to their owner.
+`journal.jsonl` has one line for each finished attempt. `state.json` has everything else. Only their owner may read the two files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ControlOutcome(BaseModel):
     matched_other: bool | None = None
     """Whether the canary's reconstruction matched the real batch.
 
-    None where no attack guessed text.
+    None if no attack on text was scored.
     """
 
 
@@ -49,30 +49,31 @@ class SavedState(BaseModel):
     battery: str
     """Digest of the battery."""
     key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Hex of the run's HMAC key; empty after the audit has finished."""
+    """Hex of the run's HMAC key.
+
+    Empty if the audit was given a key, and after it has finished unless it keeps snapshots.
+    """
     source: str = ""
     """Digest of the audited model and data, if known before the first step.
 
-    Empty after the audit has finished.
-
-    Anyone who guesses the data can compute the same digest, so it is not kept.
+    It is deleted when the audit has finished, because anyone who guesses the data can confirm the guess with it.
     """
     finished: bool = False
     """Whether the audit has finished once.
 
-    Steps added later belong to a further part of it.
+    Steps that are added later continue the same audit.
     """
     steps: list[StepRecord] = []
     controls: list[ControlOutcome] = []
     lost: dict[str, str] = {}
-    """Step id -> why the step could not be audited to the end."""
+    """Step id -> why the step could not be audited completely."""
     subject: Subject | None = None
     regime: Regime | None = None
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The identity and the progress of an audit that has not finished or not started."""
+    """Identity and progress of an audit that has not finished or not started."""
 
     battery: str
     """Digest of attacks, defences, options, budget, seed and version."""
@@ -82,12 +83,15 @@ class Unfinished:
     """Number of finished attempts, or of all attempts before the audit starts."""
 
     def same_as(self, other: Unfinished) -> bool:
-        """Return whether one audit continues the other."""
+        """Return whether the two are the same audit."""
         return bool(self.source) and (self.battery, self.source) == (other.battery, other.source)
 
 
 def unfinished(folder: Path) -> Unfinished | None:
-    """Return the unfinished audit in a folder; None if there is none that can be read."""
+    """Return the unfinished audit in a folder.
+
+    None if the folder has no unfinished audit, or if it cannot be read.
+    """
     try:
         state = SavedState.model_validate_json((folder / STATE).read_bytes())
         done = len(load_journal(folder / JOURNAL))
@@ -97,13 +101,13 @@ def unfinished(folder: Path) -> Unfinished | None:
 
 
 class Journal:
-    """The finished attempts of an audit, one line each in a file."""
+    """The finished attempts of an audit, in a file with one line for each."""
 
     def __init__(self, path: Path) -> None:
-        """Read the journal at `path`, if there is one.
+        """Read the journal at `path`, if it exists.
 
         Raises:
-            ResultsError: it cannot be read.
+            ResultsError: the journal cannot be read.
         """
         self._path = path
         self.entries = load_journal(path)
@@ -111,10 +115,10 @@ class Journal:
     def reload(self) -> None:
         """Read the file again.
 
-        A signal may have come between writing a line and noting it here.
+        A signal may have stopped the process after a line was written and before its entry was added here.
 
         Raises:
-            ResultsError: it cannot be read.
+            ResultsError: the journal cannot be read.
         """
         self.entries = load_journal(self._path)
         self.remove_partial_line()
@@ -125,9 +129,9 @@ class Journal:
         return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == wanted for e in self.entries)
 
     def append(self, entry: JournalEntry) -> None:
-        """Append one line and sync it.
+        """Append one line and sync the file.
 
-        On a full disk nothing is appended. A killed process leaves at most one partial last line.
+        On a full disk nothing is appended. If the process is killed, at most the last line is incomplete.
 
         Raises:
             OSError: the line cannot be written.
@@ -136,9 +140,9 @@ class Journal:
         self.entries.append(entry)
 
     def remove_partial_line(self) -> None:
-        """Remove the partial last line that a killed process left.
+        """Remove the incomplete last line that a killed process may have left.
 
-        The next line then starts on a line of its own.
+        The next entry then begins a new line.
         """
         if not self._path.exists():
             return
@@ -155,14 +159,14 @@ class AuditState:
         """Load the state in a folder, or create it.
 
         Args:
-            folder: of the audit; it exists.
+            folder: folder of the audit, which exists.
             battery: digest of the audit's battery.
-            key: of the hashes of private text, never written to disk; None to create one and keep it in `state.json` until the
+            key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
                 audit has finished.
             source: digest of the audited model and data, if known.
 
         Raises:
-            ResultsError: the state cannot be read, or is of another battery.
+            ResultsError: the state cannot be read, or belongs to another battery.
         """
         self._path = folder / STATE
         self._given_key = key
@@ -186,7 +190,7 @@ class AuditState:
         """Mark the audit as finished and save it.
 
         Args:
-            keep_key: keep the key for steps that are added later.
+            keep_key: whether to keep the key for steps that are added later.
         """
         self.saved.finished, self.saved.source = True, ""
         self.saved.key = self.saved.key if keep_key else ""
@@ -203,8 +207,8 @@ class AuditState:
     def keyed_hash(self, private: bytes, digits: int) -> str:
         """Return the first hex digits of a keyed SHA-256.
 
-        It is keyed because anyone could confirm a guessed text with a plain one. That holds for the hash of an update as well:
-        it can be computed from the text.
+        With a hash without a key, anyone could confirm a guessed text. The same is true for the hash of an update, which can be computed
+        from the text.
         """
         key = self._given_key or bytes.fromhex(self.saved.key)
         return hmac.new(key, private, hashlib.sha256).hexdigest()[:digits]
@@ -217,7 +221,9 @@ class AuditState:
                 f"{self._path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
                 "finished attempts are then audited again"
             ) from None
-        saved.key = saved.key or self._new_key()  # a finished audit has none: steps added later get another key
+        saved.key = (
+            saved.key or self._new_key()
+        )  # a finished audit has no key, so steps that are added later use a new one
         if saved.battery != battery:
             raise ResultsError(
                 f"{self._path.parent}: holds an audit by another battery (attacks, defences, options, budget or seed differ); "
@@ -231,7 +237,7 @@ class AuditState:
 
 
 def step_id_of(step: int) -> str:
-    """Return the id of an optimizer step: ids sort by step.
+    """Return the id of an optimizer step; ids sort in the order of steps.
 
     >>> step_id_of(40)
     'st-000040'

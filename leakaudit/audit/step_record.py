@@ -1,4 +1,4 @@
-"""The results' record of one audited step, with model and regime of its run."""
+"""The record of one audited step in the results, with its model and regime."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def record_of(
 
     Args:
         snapshot: the step.
-        verification: its stamp.
-        shipped: the declared defences that are in its update, as the protocol declares them.
+        verification: the step's stamp.
+        shipped: the declared defences that are in its update, with the options that the protocol declares.
         digest: keyed hash of the observed update.
-        min_tokens: length of the shortest text that a sentence event counts.
+        min_tokens: number of tokens of the shortest text that counts for a sentence event.
     """
     provenance = snapshot.provenance
     sequences = snapshot.truth.sequences()
@@ -56,7 +56,7 @@ def lost_record(step: int, reason: str, *, digest: str) -> StepRecord:
     Args:
         step: optimizer step.
         reason: a clause without private text and without a path.
-        digest: keyed hash that stands in for that of the update.
+        digest: keyed hash that replaces the hash of the update.
     """
     return StepRecord(
         id=step_id_of(step),
@@ -86,7 +86,7 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
 
     Args:
         snapshot: the step.
-        before: the regime of the steps before it; the batch size is the largest, and declared defences add up.
+        before: the regime of the earlier steps. The result has the largest batch size and the declared defences of all steps.
     """
     facts, recipe = snapshot.observation.facts, snapshot.recipe
     batch_size = len(snapshot.truth.sequences())
@@ -108,12 +108,12 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
 
 
 def texts_of(truth: Truth, seen: Observation) -> list[tuple[int, ...]]:
-    """Return the true sequences; empty if the batch holds arrays and no text."""
+    """Return the true sequences; empty if the batch holds arrays instead of text."""
     return [] if isinstance(seen.model, ArrayClassifier) else truth.sequences()
 
 
 def bucket(count: int) -> str:
-    """Return the power-of-two range that a count falls into.
+    """Return the range between powers of two that contains a count.
 
     >>> bucket(1), bucket(9), bucket(16), bucket(17)
     ('1', '9-16', '9-16', '17-32')
@@ -127,7 +127,7 @@ def bucket(count: int) -> str:
 def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
     """Count the texts that are long enough for a sentence event.
 
-    They are measured as in scoring.
+    Special tokens do not count, as in scoring.
     """
     special = snapshot.observation.facts.vocabulary.wordless_ids
     texts = texts_of(snapshot.truth, snapshot.observation)
@@ -135,9 +135,9 @@ def _sentences(snapshot: Snapshot, min_tokens: int) -> int:
 
 
 def _phase(step: int, total: int | None) -> Any:
-    """Return the third of the run that a step falls into.
+    """Return the third of the run that contains a step.
 
-    "simulated" without a planned length.
+    It is "simulated" if the length of the run is unknown.
     """
     if not total:
         return "simulated"
@@ -158,7 +158,7 @@ def _with_strength(defense: DeclaredDefense) -> str:
 def _finite(number: float | None) -> float | None:
     """Return a finite number unchanged, None for any other.
 
-    A trainer may log a loss of NaN, or clip at infinity to read the norm.
+    A trainer may log a loss of NaN, or clip at infinity only to learn the norm.
     """
     return number if number is not None and math.isfinite(number) else None
 

@@ -1,6 +1,6 @@
-"""Verification: does an observed update come from the recorded batch?
+"""Verification that an observed update comes from the recorded batch.
 
-The step is computed again, and every declared defence says what it may have made of the result.
+The step is computed again. Every declared defence computes how it may have changed the result.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from leakaudit.results.schema import Verification, VerificationStatus
 TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2}
 """Largest relative error at which a recomputed update counts as the same.
 
-By precision: that of autocast, or else that of the weights. Our choice: autocast steps were measured at 5e-3 (bf16) with eager instead of
-fused attention; the update of a wrong batch is above 0.3.
+It depends on the coarsest precision among autocast, facts and weights. Our choice: autocast steps (bf16) had an error of 5e-3 with eager
+instead of fused attention; the update of a wrong batch has an error above 0.3.
 """
 
 
 FLOAT32_TOLERANCE = 1e-3
-"""The same for every other precision. Float32 steps were measured at 1e-8 to 1e-6."""
+"""Largest relative error for every other precision. Float32 steps had errors of 1e-8 to 1e-6."""
 
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Relative rounding error of multiplying a gradient of this dtype by a factor.
 
-It is half the distance of two neighbouring numbers.
+It is half the distance between two neighbouring numbers.
 """
 
 
 NOISE_TOLERANCE = 0.1
 """Largest relative error of a residual's standard deviation.
 
-It is measured against the declared noise. Our choice.
+The error is relative to the standard deviation of the declared noise. Our choice.
 """
 
 
 STANDARD_ERRORS = 5.0
 """Largest distance of a noised update's projection from 1, in standard errors.
 
-The projection is that on the recomputed update. By chance it lies further away once in two million steps; the update of another batch
-projects on less than 1, whatever the noise.
+The update is projected on the recomputed update. By chance, the projection is further away in one of two million steps. The update of
+another batch has a projection below 1, with any noise.
 """
 
 
@@ -58,7 +58,7 @@ FACTOR_TOLERANCE = 1e-3
 SAME_DIRECTION = 0.2
 """Smallest cosine with the recomputed update, for a step without random state.
 
-Below it the step is a mismatch. Our choice: another dropout mask leaves 0.8 or more at the usual rate of 0.1.
+A step with a smaller cosine is a mismatch. Our choice: with another dropout mask the cosine is 0.8 or more at the usual rate of 0.1.
 """
 
 
@@ -69,22 +69,22 @@ def verify(
 
     This is honesty rule 2 of the architecture.
 
-    Every declared defence says what it may have made of the recomputed update (`Defense.expected`) and how much noise it adds. A step
-    that cannot be computed again is `unverifiable`, and the note says why. Only an update that is known not to come from the batch is a
-    `mismatch`.
+    Every declared defence computes how it may have changed the recomputed update (`Defense.expected`) and how much noise it adds. A step
+    that cannot be computed again is `unverifiable`, and the note says why. An update is a `mismatch` only if it certainly does not come
+    from the batch.
 
     Args:
-        step: the step that the update is said to come from.
+        step: the step from which the update is said to come.
         observed: parameter name -> observed update.
-        repeated: the update of the step computed by other means; None to compute it with `step`.
-        tolerance: largest relative error between equal updates; None for that of a rebuilt model.
+        repeated: the step's update if it was computed in another way; None computes it with `step`.
+        tolerance: largest relative error between equal updates; None uses the tolerance of a rebuilt model.
     """
     try:
         return _Verifier(step, observed, repeated, tolerance).stamp()
     except SnapshotError as error:
         return _unverifiable(f"not recomputed: {error}")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        # The type only: a message of the model's own code may quote its inputs.
+        # The note has only the type: a message of the model's own code may quote its inputs.
         return _unverifiable(f"recomputing raised {type(error).__name__}")
 
 
@@ -106,7 +106,7 @@ class _LeftOut:
 
 
 class _Verifier:
-    """Compares one observed update with what the step and its defences give."""
+    """Comparison of an observed update with the result of a step and its defences."""
 
     def __init__(
         self, step: ClientStep, observed: Update, repeated: Update | None = None, tolerance: float | None = None
@@ -114,7 +114,7 @@ class _Verifier:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
         computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
-        # Adapters are finer than the model below them.
+        # Adapters may have a finer precision than the model below them.
         types = (str(step.recipe.autocast), step.facts.dtype, computed_in)
         usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in types)
         self.tolerance = usual if tolerance is None else tolerance
@@ -126,7 +126,7 @@ class _Verifier:
         self.sigma = 0.0
         """Standard deviation of the declared noise, in the update's units.
 
-        Set by `_expected`.
+        `_expected` sets it.
         """
 
     def stamp(self) -> Verification:
@@ -159,7 +159,7 @@ class _Verifier:
     def _stamp_empty(self, found: UpdateComparison) -> Verification | None:
         """Stamp a step whose observed or recomputed update is all zero.
 
-        It may come from this batch only if both are zero or a declared defence is unknown.
+        The step is a mismatch unless both are zero or a declared defence is unknown.
         """
         empty = [found.seen_norm == 0.0, found.norm == 0.0]
         if not any(empty) or (self.unknown and not empty[0]):
@@ -171,9 +171,9 @@ class _Verifier:
         )
 
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
-        """Return what the defences make of `factor` times `bare`, without noise.
+        """Return `factor` times `bare` after all defences, without their noise.
 
-        Sets `sigma`.
+        It also sets `sigma`.
         """
         update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
         sigma = 0.0
@@ -249,13 +249,13 @@ class _Verifier:
     def _certainly(self, left_out: _LeftOut, found: UpdateComparison) -> _LeftOut:
         """Return the defences that are certainly left out.
 
-        Noise is not, if the error is large enough to hold the declared noise.
+        If the difference is as large as the declared noise, the noise may be in the update and is not returned.
         """
         room = found.difference.std >= (1 - NOISE_TOLERANCE) * self.sigma
         return replace(left_out, noiseless=()) if self.sigma and room else left_out
 
     def _missing_note(self, left_out: _LeftOut) -> str:
-        """Return which declared defences the update lacks; empty if it lacks none."""
+        """Return a note on the declared defences that the update lacks, or ""."""
         only_noise = {plugin.name for plugin in self.active if plugin.without_noise().is_identity()}
         whole = [*left_out.absent, *(name for name in left_out.noiseless if name in only_noise)]
         missing = [*whole, *(f"noise of {name}" for name in left_out.noiseless if name not in only_noise)]
@@ -267,12 +267,12 @@ class _Verifier:
     def _stamp_rescaled(self, bare: Update, left_out: _LeftOut, factors: Sequence[float]) -> Verification | None:
         """Stamp an update whose gradient was scaled before its defences.
 
-        It applies where these do not keep factors.
+        It finds updates whose defences do not simply multiply the result by the same factor.
 
         Args:
             bare: the step's update without defences.
             left_out: defences that the expected update leaves out.
-            factors: guesses of the factor; each is refined once, because it contains the defences' own errors.
+            factors: guesses of the factor. Each is refined once, because it contains the errors of the defences.
         """
         if not self.active or any(plugin.resized for plugin in self.active):
             return None
@@ -287,7 +287,7 @@ class _Verifier:
         return None
 
     def _stamp_different(self, found: UpdateComparison) -> Verification:
-        """Stamp an update that differs from the expected one, with the known reason."""
+        """Stamp an update that differs from the expected one, with the reason if known."""
         numbers = (found.error, found.scale) if found.norm else (None, None)
         if self.unknown:
             return _unverifiable(
@@ -310,7 +310,7 @@ class _Verifier:
     def _clipping_hint(self, found: UpdateComparison) -> str:
         """Return a hint if a factor before the declared noise would explain the update.
 
-        Another batch may explain it as well. Empty otherwise.
+        Another batch may explain the update as well. Empty if such a factor would not explain it.
         """
         if not self.sigma or found.scale <= STANDARD_ERRORS * self.sigma / found.norm:
             return ""
@@ -336,14 +336,14 @@ class _Verifier:
         )
 
     def _same_direction(self, found: UpdateComparison) -> bool:
-        """Return whether the two updates share a direction, as far as noise shows it."""
+        """Return whether the two updates may have the same direction, given the noise."""
         if not self.sigma:
             return found.cosine >= SAME_DIRECTION
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
 def _why_scaled(step: ClientStep, found: UpdateComparison, k: float, rounding: float) -> str:
-    """Return the usual reason for a factor `k`, empty if there is none.
+    """Return the usual reason for a factor `k`; empty if no usual reason fits.
 
     Args:
         step: the step with its number of micro-batches and processes.
@@ -375,8 +375,9 @@ def _why_scaled(step: ClientStep, found: UpdateComparison, k: float, rounding: f
 def _is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:
     """Return whether the difference is independent noise of `sigma`.
 
-    It must be as large as declared and unrelated to the update: independent noise projects on the update g with the standard deviation
-    sigma / |g| in units of g. Without the second condition, noise far above the signal would hide the update of another batch.
+    The difference must be as large as declared and unrelated to the update. The projection of independent noise on the update g has the
+    standard deviation sigma / |g| in units of g. Without the second condition, noise far larger than the signal would hide the update of
+    another batch.
 
     Args:
         found: the observed and the recomputed update.

@@ -1,7 +1,7 @@
 """The side process: audits the snapshots of a spool while its trainer runs.
 
-It writes the results when the trainer has finished. It disturbs the trainer as little as possible: its priority is low, the system kills it
-first when memory runs out, and it ends with its trainer.
+It writes the results when the trainer has finished. It disturbs the trainer as little as possible: it has a low priority, the system
+kills it before the trainer if memory runs out, and it stops when its trainer has stopped.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import AuditFile
 
 DIED_OVER = "workers died over its snapshot"
-"""Reason of a lost step over which workers died.
+"""Reason of a lost step whose audit ended several workers.
 
-They were killed, ran out of memory or crashed as a whole while they audited it.
+They were killed, ran out of memory or crashed while they audited it.
 """
 
 SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
-"""Shortest and longest pause, in seconds, between two looks for a snapshot.
+"""Shortest and longest pause, in seconds, between two searches for a snapshot.
 
-Our choice: the pauses grow after the last snapshot, so that waiting costs nothing.
+Our choice: the pauses grow after the last snapshot, so that waiting needs almost no processor time.
 """
 
 POLL_GROWTH = 1.5
-"""Factor from one such pause to the next."""
+"""Ratio of one such pause to the pause before it."""
 
 LOUD = (
     "transformers",
@@ -65,22 +65,22 @@ def run_worker(
     idle_limit_s: float | None = None,
     audit_factory: Callable[..., Any] | None = None,
 ) -> ExitCode:
-    """Audit the snapshots of a spool until its trainer has finished or died.
+    """Audit the snapshots of a spool until its trainer has finished or was killed.
 
     Args:
         root: the spool folder.
         once: audit the waiting snapshots and write the results, without waiting for the trainer.
         device: overrides the configuration's device.
         identities: private keys that open encrypted snapshots.
-        idle_limit_s: end after so many seconds without a new snapshot; the trainer may be dead on another host.
-        audit_factory: makes the `Audit`; replaced in tests.
+        idle_limit_s: stop after this number of seconds without a new snapshot, because a trainer on another host may have been killed.
+        audit_factory: function that makes the `Audit`; tests replace it.
 
     Returns:
-        PASS when it is done, CRASH for an error of its own, USAGE if no key fits, ERROR if results or journal cannot be written,
-        INTERRUPTED if it was asked to stop.
+        PASS if all is done, CRASH for an error of the worker itself, USAGE if no key fits, ERROR if results or journal cannot be written,
+        INTERRUPTED if the worker was asked to stop.
 
     Raises:
-        SpoolError: no spool is there, or another worker is at work on it.
+        SpoolError: the folder is no spool, or another worker runs on it.
         ConfigError: the audit's configuration cannot be used, or snapshots are encrypted and no key was given.
     """
     quiet_libraries()
@@ -95,7 +95,7 @@ def run_worker(
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, audit_factory=audit_factory)
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED  # while starting: no snapshot was claimed
+        return ExitCode.INTERRUPTED  # during the start, no snapshot was claimed yet
     except LeakAuditError:
         raise
     except Exception as error:  # its message may hold private values, so there is no traceback
@@ -104,9 +104,9 @@ def run_worker(
 
 
 def quiet_libraries() -> None:
-    """Silence the libraries below warnings, whatever the environment says.
+    """Silence all messages of libraries below warnings.
 
-    Others may read a worker's log.
+    Other people may read a worker's log, so this overrides the environment's settings.
     """
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
     for name in LOUD:
@@ -137,7 +137,7 @@ def _audit_spool(
 
 @dataclass
 class _Work:
-    """The work of one worker: every snapshot of a spool, then the results."""
+    """The task of one worker: audit every snapshot of a spool, write the results."""
 
     spool: Spool
     audit_file: AuditFile
@@ -145,7 +145,7 @@ class _Work:
     options: WorkerOptions
     once: bool
     refused: int = field(default=0, init=False)
-    """Snapshots that could not be audited and whose step is not known."""
+    """Number of snapshots that could not be audited and whose step is unknown."""
     claimed: Path | None = field(default=None, init=False)
     """The snapshot that is being audited."""
 
@@ -163,7 +163,7 @@ class _Work:
             )
             return self._write(interrupted=True, code=ExitCode.INTERRUPTED)
         except SnapshotSealedError as error:
-            self._give_back()  # whoever has the key can continue with it
+            self._give_back()  # a worker with the key can continue with it
             self.options.notify(f"error: {error}")
             return ExitCode.USAGE
         except OSError as error:
@@ -177,7 +177,7 @@ class _Work:
         return self._write(interrupted=not complete)
 
     def _set_deadly_snapshots_aside(self) -> None:
-        """Set aside the snapshots over which earlier workers died."""
+        """Set aside the snapshots whose audit ended several earlier workers."""
         for path in self.spool.queue.poisonous():
             self.options.notify(
                 f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory"
@@ -186,11 +186,11 @@ class _Work:
             self.spool.queue.set_aside(path, keep=self._keep, reason=DIED_OVER)
 
     def _audit_until_the_end(self) -> bool:
-        """Audit snapshots as they come, and return whether the trainer finished its run."""
+        """Audit snapshots as they arrive; return whether the run is complete."""
         last_news = time.monotonic()  # a wall clock may go backwards
         pauses = _pauses()
         while not self.spool.gone():
-            # Asked before claiming: a last snapshot may arrive in between.
+            # This comes before the claim, because a last snapshot may arrive in between.
             finished = self.once or self.spool.totals() is not None
             trainer_gone = self.spool.trainer_gone(self.audit_file) or _is_overdue(last_news, self.options)
             self.claimed = self.spool.queue.claim()
@@ -198,7 +198,7 @@ class _Work:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
             elif finished or trainer_gone:
-                return finished or self.spool.totals() is not None  # a killed trainer leaves no totals
+                return finished or self.spool.totals() is not None  # a trainer that was killed wrote no totals
             else:
                 time.sleep(next(pauses))
         return True
@@ -219,7 +219,7 @@ class _Work:
 def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> bool:
     """Wait for the first snapshot; return whether there is anything to do.
 
-    False if the trainer has ended without one. A trainer starts its worker before it records a step.
+    The trainer starts the worker before it records a step, so it may end without a snapshot.
     """
     since, pauses = time.monotonic(), _pauses()
     while not spool.gone():
@@ -233,7 +233,7 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOpti
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the seconds of each pause between two looks for a snapshot."""
+    """Yield the length of each pause between two searches, in seconds."""
     pause = SHORTEST_POLL
     while True:
         yield pause
@@ -243,7 +243,7 @@ def _pauses() -> Iterator[float]:
 def _has_journal(spool: Spool) -> bool:
     """Return whether an earlier worker finished an attempt.
 
-    Then there is something to report.
+    If so, the worker has results to write.
     """
     return (spool.root.parent / "journal.jsonl").exists()
 
@@ -254,10 +254,10 @@ def _is_overdue(last_news: float, options: WorkerOptions) -> bool:
 
 
 def _check_key(spool: Spool, options: WorkerOptions) -> None:
-    """Refuse to begin without a key that will be needed.
+    """Refuse to begin without a private key if snapshots are encrypted.
 
     Raises:
-        ConfigError: names the public keys that the snapshots are encrypted to.
+        ConfigError: the key is missing. The message names the public keys to which the snapshots are encrypted.
     """
     owners = spool.config.encrypt_to
     if owners and not options.identities:
@@ -270,7 +270,7 @@ def _check_key(spool: Spool, options: WorkerOptions) -> None:
 def _import_torch_and_attacks() -> None:
     """Import torch and the attacks before the first snapshot arrives.
 
-    That takes seconds.
+    The import takes seconds.
     """
     import leakaudit.audit.audit
     import leakaudit.client.snapshot  # noqa: F401
@@ -279,7 +279,7 @@ def _import_torch_and_attacks() -> None:
 def _yield_processor(audit_file: AuditFile) -> None:
     """Lower this process's priority below the trainer's.
 
-    This is done before anything large is loaded. A worker that was started by hand keeps its priority.
+    The worker does this before it loads anything large. A worker that a user started keeps its priority.
     """
     if os.environ.get(PARENT_VARIABLE):
         yield_processor(0, os.getppid(), audit_file.config.nice)
@@ -300,8 +300,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _ignore_sigterm() -> None:
-    """Ignore SIGTERM from here on.
+    """Ignore SIGTERM for the rest of the process.
 
-    It asks for the results, which the worker is about to write.
+    SIGTERM asks for the results, and the worker is about to write them.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """The client: its batch, its step, and what an eavesdropper sees of it.
 
-`facts` and `observation` are public; `truth`, `recipe` and `step` are private to the client. It may import
-`models` and `files`.
+`facts` and `observation` are public; `truth`, `recipe` and `step` are private to the client. It may import `registry`, `results` and
+`models`.
 """
 
 __all__ = [

@@ -25,7 +25,7 @@ def array_batch(inputs: Tensor, labels: Tensor) -> MicroBatch:
         labels: (B,) int64.
 
     Raises:
-        DataError: there is no example, or not one label each.
+        DataError: there is no example, or not one label for each example.
     """
     if len(inputs) == 0 or labels.shape != (len(inputs),):
         raise DataError(
@@ -49,7 +49,7 @@ def array_facts(
 ) -> PublicFacts:
     """Return the public facts of a step of an array classifier.
 
-    All parameters but `frozen` are shared.
+    All parameters except `frozen` are shared.
     """
     names = [name for name, _ in model.named_parameters()]
     return PublicFacts(

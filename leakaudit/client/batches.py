@@ -22,7 +22,7 @@ def public_facts(
 ) -> PublicFacts:
     """Return the public facts of a step on a text model.
 
-    All parameters but `frozen` are shared.
+    All parameters except `frozen` are shared.
     """
     names = [name for name, _ in model.named_parameters()]
     return PublicFacts(
@@ -45,8 +45,8 @@ def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task:
         tokenizer: a tokenizer of transformers.
         texts: B texts.
         labels: B classes for classification; ignored for causal-lm, where the labels are the tokens themselves.
-        task: which loss.
-        max_length: longer texts are cut, as trainers do.
+        task: decides the labels: classes, or the tokens themselves.
+        max_length: largest number of tokens; longer texts are cut, as trainers do.
 
     Raises:
         DataError: the batch is empty.
@@ -69,6 +69,6 @@ def make_batch(tokenizer: Any, texts: list[str], labels: list[int] | None, task:
 def with_random_state(batch: MicroBatch, seed: int) -> MicroBatch:
     """Return the batch with the random state of a seed.
 
-    A simulated step with dropout can then be repeated.
+    With it, a simulated step with dropout can be repeated.
     """
     return replace(batch, rng={"cpu": torch.Generator().manual_seed(seed).get_state()})

@@ -11,7 +11,7 @@ from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.registry import defenses
 
 IGNORED_LABEL = -100
-"""Label that PyTorch's cross-entropy leaves out (its `ignore_index` default)."""
+"""Label that PyTorch's cross-entropy ignores (default of its `ignore_index`)."""
 
 
 class Facts(BaseModel):
@@ -34,8 +34,8 @@ class DeclaredDefense(Facts):
 
         It is a `leakaudit.plugins.defense_protocol.Defense`.
 
-        A protocol outside this project may declare what no plugin implements. Whoever asks then knows nothing about the update:
-        any part of it may be noise, and any of its zeros may have been put there.
+        A protocol outside this project may declare a defence that no plugin implements. The caller then knows nothing about the update:
+        any part of it may be noise, and the defence may have set any entry to zero.
         """
         try:
             return defenses.create(self.name, self.parameters)
@@ -44,9 +44,9 @@ class DeclaredDefense(Facts):
 
 
 class DeclaredServer(Facts):
-    """What an active server changed in the model before sending it.
+    """The change that an active server made to the model before sending it.
 
-    The server is the adversary, so attacks know it.
+    The server is the adversary, so attacks know the change.
     """
 
     name: str
@@ -54,7 +54,7 @@ class DeclaredServer(Facts):
 
 
 class Granted(Facts):
-    """What the threat model grants an attack beyond the update.
+    """The facts that the threat model grants an attack beyond the update.
 
     The results print it with every score.
     """
@@ -64,16 +64,16 @@ class Granted(Facts):
     lengths: tuple[int, ...] | None = None
     """Number of tokens of each sequence, in the order of the batch.
 
-    Special tokens count, padding does not.
+    Special tokens count; padding does not count.
     """
 
     def names(self) -> tuple[str, ...]:
-        """Return what is granted, by name."""
+        """Return the names of the granted facts."""
         return tuple(name for name in ("labels", "lengths") if getattr(self, name) is not None)
 
 
 class PublicFacts(Facts):
-    """What every participant of the protocol knows about a client's step."""
+    """The facts that every participant of the protocol knows about a step."""
 
     task: Literal["classification", "causal-lm", "masked-lm", "encoder-decoder", "other"]
     num_labels: int | None = None
@@ -84,15 +84,15 @@ class PublicFacts(Facts):
     shared: tuple[str, ...]
     """Parameters with a transmitted update."""
     frozen: tuple[str, ...] = ()
-    """Parameters without."""
+    """Parameters without a transmitted update."""
     tied: tuple[tuple[str, str], ...] = ()
     """Pairs of names of the same parameter.
 
-    Such as input embedding and language-model head.
+    An example is the input embedding and the language-model head.
     """
     vocabulary: Vocabulary
     input_shape: tuple[int, ...] | None = None
-    """Of one example, where the model classifies arrays; None for text."""
+    """Shape of one example if the model classifies arrays; None for text."""
     batch_size_bound: int | None = None
     """Largest batch the protocol allows; the batch size itself is not public."""
     max_grad_norm: float | None = None
@@ -100,12 +100,12 @@ class PublicFacts(Facts):
     loss_divisor: float | None = 1.0
     """Divisor of each micro-batch's loss (gradient accumulation).
 
-    None if it is not one number.
+    None if the divisor is not one number.
     """
     own_loss: bool | None = None
     """Whether the loss is the model's own, up to a factor.
 
-    The protocol makes the loss public. None if nobody checked.
+    The protocol makes the loss public. None if this was not checked.
     """
     dtype: str = "float32"
     """Precision in which the client computed the update."""
@@ -113,7 +113,7 @@ class PublicFacts(Facts):
     """How the update is defined.
 
     `local`: gradient of one process. `reduced`: mean over all processes. `delta`: (weights before - weights after) / (learning rate *
-    local steps) of plain SGD, which is the mean of the gradients of the local steps plus the rounding of the weights.
+    local steps) of plain SGD. This is the mean of the local steps' gradients plus the rounding of the weights.
     """
     local_steps: int = 1
     """Number K of local steps before the client sends its `delta`.
@@ -121,7 +121,7 @@ class PublicFacts(Facts):
     The protocol sets it.
     """
     learning_rate: float | None = None
-    """Of these steps."""
+    """Learning rate of the local steps."""
     defenses: tuple[DeclaredDefense, ...] = ()
     granted: Granted = Granted()
     server: DeclaredServer | None = None
@@ -131,6 +131,6 @@ class PublicFacts(Facts):
     def known_defenses(self) -> tuple[Any, ...]:
         """The declared defences as plugins, in the order in which they apply.
 
-        None stands for one that is not registered.
+        None stands for a defence that is not registered.
         """
         return tuple(declared.known() for declared in self.defenses)

@@ -30,17 +30,15 @@ class Observation:
     whole: bool = True
     """Whether the model and its update are complete.
 
-    If not, only the first blocks were kept: the later parts of `model` have other values, and no step can be simulated.
+    If not, only the first blocks were kept: the later parts of `model` do not have the client's values, and no step can be simulated.
     """
 
     @cached_property
     def noise_sigma(self) -> float:
         """Standard deviation of the declared additive noise on every entry.
 
-        In the update's units; 0 without noise.
-
-        The declared defences know it. Under a declared defence that is not registered it is the root mean square of the whole
-        update, which no noise on it can exceed.
+        It is in the update's units, and 0 without noise. The declared defences compute it. If a declared defence is not registered, it
+        is the root mean square of the whole update, because noise on the update cannot be larger.
         """
         sigma = 0.0
         for defense in self.facts.known_defenses:
@@ -51,9 +49,7 @@ class Observation:
     def zeroed(self) -> bool:
         """Whether a declared defence may have set entries to zero.
 
-        A zero then says nothing about the gradient there.
-
-        True under a declared defence that is not registered.
+        If so, a zero says nothing about the gradient of that entry. True if a declared defence is not registered.
         """
         return any(defense is None or defense.zeroed for defense in self.facts.known_defenses)
 
@@ -61,9 +57,7 @@ class Observation:
     def resized(self) -> bool:
         """Whether a declared defence scaled the update by an unknown factor.
 
-        Signs and the clipping of each example do so.
-
-        True under a declared defence that is not registered.
+        Sending only signs and clipping each example do so. True if a declared defence is not registered.
         """
         return any(defense is None or defense.resized for defense in self.facts.known_defenses)
 
@@ -71,7 +65,7 @@ class Observation:
     def clipping_bound(self) -> float | None:
         """Smallest L2 norm to which the protocol clips.
 
-        It clips the update or the gradient of each example; None if neither.
+        The protocol clips the update or the gradient of each example. None if it clips neither.
         """
         bounds = [self.facts.max_grad_norm, *(d.clipping_bound for d in self.facts.known_defenses if d is not None)]
         return min((bound for bound in bounds if bound is not None), default=None)
@@ -84,7 +78,8 @@ class Observation:
     def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
         """Return this observation with these declared defences.
 
-        Parameters that one of them withholds become frozen, where a recorder saw zeros. A parameter with another update stays shared.
+        If a defence withholds a parameter and its recorded update is all zero, the parameter becomes frozen. With any other update it
+        stays shared.
         """
         seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
         known = [defense for defense in seen.facts.known_defenses if defense is not None]
@@ -94,7 +89,7 @@ class Observation:
     def _sending(self, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update.
 
-        Parameters that have none in it become frozen.
+        Shared parameters that are missing in it become frozen.
         """
         gone = [name for name in self.facts.shared if name not in update]
         shared = tuple(name for name in self.facts.shared if name in update)
@@ -112,7 +107,7 @@ class Observation:
         )
 
     def digest(self) -> str:
-        """Return `sha256:` over names, shapes and values of the update."""
+        """Return the `sha256:` digest of names, shapes and values of the update."""
         digest = hashlib.sha256()
         for name in sorted(self.update):
             tensor = self.update[name].detach().to("cpu", torch.float32).contiguous()
@@ -124,7 +119,7 @@ class Observation:
 def root_mean_square(update: Mapping[str, Tensor]) -> float:
     """Return the root mean square of all entries of an update, in its units.
 
-    It is 0 for an update without entries.
+    An update without entries has 0.
     """
     entries = sum(tensor.numel() for tensor in update.values())
     norms = (float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in update.values())
@@ -135,7 +130,7 @@ def check_finite(update: Mapping[str, Tensor]) -> None:
     """Refuse an update with NaN or infinity.
 
     Raises:
-        NonFiniteUpdateError: names how many parameters are affected and the first of them.
+        NonFiniteUpdateError: an entry is not finite. The message names the number of such parameters and the first.
     """
     bad = [name for name, tensor in update.items() if not _is_finite(tensor)]
     if bad:
@@ -148,6 +143,6 @@ def check_finite(update: Mapping[str, Tensor]) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether no entry is NaN or infinite.
 
-    `isfinite` would make a copy of the tensor; NaN is its own minimum.
+    `isfinite` on the tensor would make a copy. The minimum of a tensor with NaN is NaN.
     """
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

@@ -10,15 +10,15 @@ from leakaudit.client.facts import Facts
 
 
 class StepRecipe(Facts):
-    """How the client turned its batch into an update, as far as tensors do not say it."""
+    """How the client turned its batch into an update, apart from the tensors."""
 
     training: bool = True
     """Whether the model was in training mode."""
     loss: Literal["forward", "pulls", "unsupported"] = "forward"
     """Where the loss came from.
 
-    `forward`: the model's own output. `pulls`: from anywhere, known by the gradients that it sent to the model's outputs
-    (`MicroBatch.output_gradients`). `unsupported`: from code that cannot be replayed.
+    `forward`: the model computed it. `pulls`: other code computed it; its gradients at the model's outputs were recorded
+    (`MicroBatch.output_gradients`). `unsupported`: the code that computed it cannot be replayed.
     """
     loss_divisor: float = 1.0
     """Divisor of each micro-batch's loss before the backward pass."""
@@ -28,7 +28,7 @@ class StepRecipe(Facts):
     """Bound of the absolute value of every entry of the update; None without clipping."""
     autocast: Literal["bf16", "fp16"] | None = None
     loss_scale: float = 1.0
-    """Factor of a GradScaler on the loss, taken out of the update again.
+    """Factor of a GradScaler on the loss; the update is divided by it again.
 
     It keeps small gradients above zero in fp16.
     """
@@ -39,29 +39,29 @@ class StepRecipe(Facts):
     attention: str = ""
     """Attention implementation of the client's model, such as `sdpa`.
 
-    In transformers' terms; empty if unknown.
+    The name is that of transformers. Empty if unknown.
     """
     neftune_alpha: float | None = None
     """Strength alpha of NEFTune's noise on the word embeddings.
 
-    Uniform noise of alpha / sqrt(T D) (Jain et al. 2023, Algorithm 1); None without it.
+    The noise is uniform, up to alpha / sqrt(T D) (Jain et al. 2023, Algorithm 1). None without noise.
     """
     processes: int = 1
     """Number of processes whose gradients the update averages.
 
-    The micro-batches are those of all of them.
+    The recipe's step has the micro-batches of all processes.
     """
     unaudited_parameters: int = Field(
         default=0, validation_alias=AliasChoices("outside", "unaudited_parameters"), serialization_alias="outside"
     )
     """Number of parameters that the client trains outside the rebuilt model.
 
-    The update does not contain them. `outside` on disk.
+    The update does not contain them. The name in files is `outside`.
     """
     patched: tuple[str, ...] = ()
-    """Parts of the model with hooks or a `forward` of their own.
+    """Parts of the model that had hooks or their own `forward`.
 
-    As they were when the step began; a rebuilt model has none.
+    The list is from the beginning of the step. A rebuilt model has no such parts.
     """
     note: str = ""
     """Why the loss cannot be replayed, or empty."""

@@ -28,7 +28,7 @@ def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
     """Add NEFTune's noise to the word embeddings within the block.
 
-    It draws from the random state, as the client's own hook did.
+    The noise comes from the current random state, as in the client's own hook.
 
     Source: Jain et al. 2023, Algorithm 1: uniform in (-1, 1), times alpha / sqrt(L d), L tokens of d entries.
     """
@@ -54,8 +54,8 @@ def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
 def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
     """Use the attention implementation of the client's model within the block.
 
-    Only `sdpa` is used, because others need a GPU. Attacks need second derivatives, which only eager attention has everywhere; replaying
-    a step needs none, and rows of padding differ between implementations.
+    Only `sdpa` is supported, because other implementations need a GPU. Attacks need second derivatives, which only eager attention has
+    on every device. Replaying a step needs no second derivatives, but the client's implementation, because rows of padding differ.
     """
     now = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
@@ -72,7 +72,7 @@ def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
 def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str]) -> Iterator[dict[str, nn.Parameter]]:
     """Put a model into the client's state and yield its shared parameters.
 
-    Only these require gradients. Modes, flags and buffers are restored afterwards.
+    Only these parameters require gradients. Modes, flags and buffers are restored afterwards.
     """
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     was_training = model.training
@@ -90,7 +90,7 @@ def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str])
         for (
             name,
             buffer,
-        ) in model.named_buffers():  # batch norm counts on in training mode, and the step may be repeated
+        ) in model.named_buffers():  # batch norm updates them in training mode, and the step may be repeated
             if name in buffers:
                 buffer.copy_(buffers[name])
         for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
 """The private texts of a batch, read from its tensors.
 
-Padding is removed, packed texts are cut apart, masked words filled in, decoder targets added.
+Padding is removed, packed texts are split, masked words are filled in, and a decoder's targets are added.
 
 Letters: N rows, T tokens of one row.
 """
@@ -19,7 +19,7 @@ from leakaudit.client.facts import IGNORED_LABEL
 LENGTHS_OF_PACKED = ("cu_seq_lens_q", "cu_seqlens", "cu_seq_lens")
 """Arguments that tell flash attention where packed texts end.
 
-They are (texts + 1,) token counts, the first 0.
+Each is (texts + 1,) cumulative token counts, beginning with 0.
 """
 
 
@@ -28,24 +28,21 @@ TARGETS_MASK = "decoder_attention_mask"
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known of a model and its tokenizer for reading texts.
-
-    The texts are those of its batches.
-    """
+    """Facts about a model and its tokenizer that reading texts needs."""
 
     task: str = "other"
     """Task of the model, as in `leakaudit.client.facts.PublicFacts`.
 
-    It says whether labels are words, and of which text.
+    It tells whether labels are words, and to which text they belong.
     """
     pad: int | None = None
-    """Id of the padding token; None without one."""
+    """Id of the padding token; None if there is no padding token."""
     pad_ends_texts: bool = False
-    """Whether the padding token is also the one that ends a text, as in GPT-2."""
+    """Whether the padding token also ends texts, as in GPT-2."""
 
 
 PLAIN = Reading()
-"""Reading without knowledge: labels are no words, no token is padding."""
+"""Reading without any facts: labels are not words, and no token is padding."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,10 @@ class Text:
     ids: tuple[int, ...]
     """Token ids in order, special tokens included.
 
-    Padding is left out, masked words are filled in.
+    Padding is left out; masked words are filled in.
     """
     masked: tuple[int, ...] = ()
-    """The ids that the model was not shown, in order.
+    """The ids that were hidden from the model, in order.
 
     A masked language model has to predict them.
     """
@@ -67,12 +64,12 @@ class Text:
 def texts_of(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
     """Return the texts of one forward pass.
 
-    First come those that the model read, then those that its decoder had to write.
+    The texts that the model read come first, then the texts that its decoder had to write.
 
     Args:
         inputs: arguments of the forward pass; `input_ids` is (N, T) or (..., T).
-        labels: of the pass, wherever the trainer kept them; None where they are not known.
-        reading: how to read them.
+        labels: labels of the pass, passed to the model or not; None if they are unknown.
+        reading: how to read the tensors.
     """
     return [*texts_read(inputs, labels, reading), *_texts_written(inputs, labels, reading)]
 
@@ -80,7 +77,7 @@ def texts_of(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Readi
 def texts_read(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
     """Return the texts that `input_ids` hold, in the order of the batch.
 
-    Each text of a multiple choice is one.
+    In a multiple choice, each choice is a text of its own.
 
     Args:
         inputs: as for `texts_of`.
@@ -104,9 +101,9 @@ def texts_read(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Rea
 
 
 def _texts_written(inputs: Mapping[str, Tensor], labels: Tensor | None, reading: Reading) -> list[Text]:
-    """Return the texts that a decoder has to write; empty without an encoder.
+    """Return the texts that the decoder of an encoder-decoder has to write.
 
-    Models without an encoder beside it have none.
+    Other models have no such texts.
     """
     if reading.task == "encoder-decoder" and labels is not None and labels.dim() > 1:
         rows = _rows(labels)
@@ -122,14 +119,14 @@ def _texts_written(inputs: Mapping[str, Tensor], labels: Tensor | None, reading:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return (N, T) of (..., T)."""
+    """Return a tensor (..., T) as (N, T)."""
     return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor[None]
 
 
 def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tensor:
     """Return (N, T) whether a token belongs to a text.
 
-    The mask decides; without one, the padding token does.
+    The attention mask decides. Without a mask, the padding token decides.
     """
     mask = inputs.get("attention_mask")
     if mask is not None and mask.shape == inputs["input_ids"].shape:
@@ -142,9 +139,9 @@ def _kept(inputs: Mapping[str, Tensor], rows: Tensor, reading: Reading) -> Tenso
 def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
     """Return (N, T, T) whether a token attends to another one.
 
-    None if the mask does not say so itself.
+    None if the mask does not contain this.
 
-    Masks of truth values or of 0 and 1 allow what is not 0; masks that are added to the scores allow what is 0.
+    In masks of truth values or of 0 and 1, entries other than 0 allow attention. In masks that are added to the scores, entries of 0 do.
     """
     mask, width = inputs.get("attention_mask"), rows.shape[1]
     if mask is None or mask.dim() not in (3, 4) or mask.shape[-1] != width or mask.shape[-2] not in (1, width):
@@ -156,9 +153,9 @@ def _allowed(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
 
 
 def _without_padding(rows: Tensor, reading: Reading) -> Tensor:
-    """Return (N, T) whether a token is none of the padding at either end.
+    """Return (N, T) whether a token is not part of the padding at either end.
 
-    One padding token is kept if it also ends texts.
+    If the padding token also ends texts, one of them is kept.
     """
     kept = torch.ones_like(rows, dtype=torch.bool)
     if reading.pad is None:
@@ -177,9 +174,9 @@ def _pieces(inputs: Mapping[str, Tensor], number: int, places: list[int]) -> lis
     """Split a row into its packed texts; a row with one text is one piece.
 
     Args:
-        inputs: of the pass.
-        number: of the row.
-        places: of its tokens, without padding.
+        inputs: arguments of the forward pass.
+        number: number of the row.
+        places: places of the row's tokens, without padding.
     """
     numbers = _numbers_of_texts(inputs, number, places)
     if numbers is None or not places:
@@ -189,9 +186,9 @@ def _pieces(inputs: Mapping[str, Tensor], number: int, places: list[int]) -> lis
 
 
 def _numbers_of_texts(inputs: Mapping[str, Tensor], row: int, places: list[int]) -> list[int] | None:
-    """Return a number for each token that changes between packed texts.
+    """Return a number for each token; it changes between packed texts.
 
-    None means that nothing tells them apart.
+    None means that no input separates the texts.
     """
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     length = ids.shape[-1]
@@ -218,7 +215,7 @@ def _numbers_of_texts(inputs: Mapping[str, Tensor], row: int, places: list[int])
 def _positions(inputs: Mapping[str, Tensor], row: int) -> list[int] | None:
     """Return the positions of a row's tokens, if the trainer gave them.
 
-    They are (T,), (1, T), (N, T) or (3, N, T).
+    The input has the shape (T,), (1, T), (N, T) or (3, N, T).
     """
     positions, ids = inputs.get("position_ids"), inputs["input_ids"]
     if positions is None or positions.shape[-1] != ids.shape[-1]:
@@ -231,9 +228,9 @@ def _positions(inputs: Mapping[str, Tensor], row: int) -> list[int] | None:
 
 
 def _counted(positions: list[int]) -> list[int] | None:
-    """Return a number for each token that grows at each new start.
+    """Return a number for each token; it grows by one where a new text begins.
 
-    A new start is where the position is back at the first; None for a row in one piece.
+    A text begins where the position has its smallest value. None if the positions say nothing about texts.
     """
     first = min(positions, default=0)
     starts = [position == first for position in positions]

@@ -21,7 +21,7 @@ from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import Verification
 
 SCHEMA = "leakaudit.snapshot/1.2"
-"""Version of the format that this version writes."""
+"""Version of the snapshot format that this leakaudit writes."""
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
 """File names in the folder of a snapshot."""
@@ -30,14 +30,14 @@ BASE = "base.safetensors"
 """File name of the frozen weights, which the snapshots of a run share."""
 
 RETIRED = {"facts": frozenset({"stage"}), "recipe": frozenset({"label_smoothing", "pass_num_items"})}
-"""Part of a manifest -> keys of earlier versions, ignored on reading."""
+"""Part of a manifest -> keys of earlier versions, which are ignored when it is read."""
 
 OTHER_LOSS = "an earlier version recorded its loss in a form that this one cannot compute"
-"""Note of a step whose loss only retired keys describe."""
+"""Note of a step whose loss was described only by retired keys."""
 
 
 class Provenance(Facts):
-    """Where a snapshot comes from. It holds nothing private."""
+    """Origin of a snapshot; nothing in it is private."""
 
     framework: str
     versions: dict[str, str] = Field(default={})
@@ -52,29 +52,29 @@ class Provenance(Facts):
     created: str = ""
     """Time in UTC, ISO 8601."""
     copy_seconds: float = 0.0
-    """Time that recording the step took of the training process."""
+    """Seconds of the training process that recording the step took."""
     check_seconds: float = 0.0
-    """Time that the check in place took of the training process; 0 without it."""
+    """Seconds of the training process that the check in place took; 0 without a check."""
     not_in_place: str = ""
-    """Why there was no check in place; empty if there was, or none was wanted."""
+    """Why there was no check in place; empty if there was a check or it was not wanted."""
     skipped_before: int = 0
-    """Steps since the last snapshot that were due and not recorded.
+    """Number of due steps since the last snapshot that were not recorded.
 
     The writer was busy, or the spool was full.
     """
 
 
 class KeptParts(Facts):
-    """What was kept of a step of which only the first blocks were (`keep: auto`)."""
+    """The kept parts of a step with only the first blocks (`keep: auto`)."""
 
     blocks: int
     """Number of blocks of the rebuilt model, counted from the first."""
     parameters: int
     """Number of parameters of the client's whole model."""
     rows: str | None = None
-    """Parameter whose update is stored as its rows that are not zero."""
+    """Parameter of whose update only the rows that are not zero are stored."""
     not_kept: tuple[str, ...] = ()
-    """Shared parameters with only a sketch of their update.
+    """Shared parameters of whose update only a sketch is stored.
 
     See `leakaudit.capture.recording.sketch`.
     """
@@ -89,21 +89,21 @@ class Manifest(Facts):
     recipe: StepRecipe
     provenance: Provenance
     checked: Verification | None = None
-    """Stamp of the check in place; None if the rebuilt model is to check the step."""
+    """Stamp of the check in place; None if the step is to be checked with the rebuilt model."""
     digests: dict[str, str] = Field(default={})
     """File name -> digest of its bytes, with the algorithm as prefix.
 
-    See `leakaudit.storage.digests`; always `sha256:` before schema 1.2.
+    See `leakaudit.storage.digests`. Before schema 1.2 the prefix is always `sha256:`.
     """
     encrypted_to: tuple[str, ...] = ()
-    """Public keys; empty if the tensors are not encrypted."""
+    """Public keys to which the tensors are encrypted; empty if they are not encrypted."""
     parts: KeptParts | None = None
     """None if the whole step was kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def files(self) -> tuple[str, ...]:
-        """Return the names of the snapshot's tensor files, as before encryption."""
+        """Return the names of the snapshot's tensor files without `.age`."""
         has_base = any(name.startswith(BASE) for name in self.digests)
         return (OBSERVED, TRUTH, BASE) if has_base else (OBSERVED, TRUTH)
 
@@ -128,9 +128,7 @@ class Snapshot:
 def without_retired_keys(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the manifest of an earlier version without its retired keys.
 
-    None if it has none.
-
-    A step whose loss only they describe becomes one that cannot be replayed.
+    None if it has no retired keys. If only retired keys describe the loss, the step is marked as one that cannot be replayed.
 
     Args:
         manifest: parsed `snapshot.json`, not yet checked.

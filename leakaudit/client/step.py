@@ -1,6 +1,6 @@
-"""The client's step: computes the update from weights, a batch and a recipe.
+"""The client's step: the rule that turns weights, batch and recipe into an update.
 
-It verifies recorded steps and simulates steps under other defences.
+It is used to verify recorded steps and to simulate steps under other defences.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import outputs_of
 
 NORM_FLOOR = 1e-6
-"""Added to an example's gradient norm before dividing by it.
+"""Number that is added to an example's gradient norm before a division by it.
 
-As in Opacus' `clip_and_accumulate`.
+Opacus' `clip_and_accumulate` does the same.
 """
 
 
@@ -40,7 +40,7 @@ class ClientStep:
     """One step of a client: model, batch, recipe and public facts."""
 
     model: nn.Module
-    """With the weights before the step; computing leaves it unchanged."""
+    """The model with the weights before the step; computing leaves it unchanged."""
     truth: Truth
     recipe: StepRecipe
     facts: PublicFacts
@@ -54,14 +54,14 @@ class ClientStep:
         """Compute the update: forward and backward of every micro-batch, then clipping.
 
         No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local
-        step of plain SGD, and the result is (weights before - weights after) / (learning rate * local steps), as federated averaging
-        sends it (McMahan et al. 2017, Algorithm 1, ClientUpdate). Weights are float32, so the result contains their rounding.
+        step of plain SGD. The result is then (weights before - weights after) / (learning rate * local steps), as in federated averaging
+        (McMahan et al. 2017, Algorithm 1, ClientUpdate). The result contains the rounding of the weights.
 
         Returns:
             Parameter name -> gradient or difference, for the shared parameters, float32.
 
         Raises:
-            SnapshotError: the loss cannot be replayed.
+            SnapshotError: the loss cannot be replayed, or the learning rate of local steps was not kept.
         """
         self._check_replayable()
         with self._trained() as parameters:
@@ -76,29 +76,29 @@ class ClientStep:
 
         Raises:
             NonFiniteUpdateError: the update is not finite.
-            SnapshotError: the loss cannot be replayed.
+            SnapshotError: the update cannot be computed, as for `update`.
         """
         update = self.update()
         check_finite(update)
         return Observation(update=update, model=self.model.eval(), facts=self.facts)
 
     def clipped_per_example(self, bound: float, *, divisor: float, summed: bool) -> dict[str, Tensor]:
-        """Clip the gradient of every example, add them up and divide; no noise is added.
+        """Clip the gradient of each example and return their sum, divided; add no noise.
 
         Source: Abadi et al. 2016, Algorithm 1. An example's gradient is B times its share in the gradient of the micro-batch's mean
-        loss, as Opacus takes it. Examples interact only in the loss, so an example's share comes from the output gradients of its rows.
+        loss, as in Opacus. Examples interact only in the loss, so an example's share comes from the output gradients of its rows.
 
         Args:
-            bound: L2 norm to which an example's gradient is clipped; infinite for no clipping.
-            divisor: of the sum, such as the expected batch size.
+            bound: L2 norm to which an example's gradient is clipped; infinity for no clipping.
+            divisor: divisor of the sum, such as the expected batch size.
             summed: whether the loss of a micro-batch is the sum over its examples instead of their mean.
 
         Returns:
             Parameter name -> (sum of clipped gradients) / divisor, for the shared parameters, float32.
 
         Raises:
-            SnapshotError: the loss cannot be replayed, the examples' gradients cannot be told apart, or the update is a difference
-                of weights after local steps.
+            SnapshotError: the loss cannot be replayed, the gradients of the examples cannot be separated, or the update is a
+                difference of weights after local steps.
         """
         self._check_replayable()
         if self.facts.view == "delta":
@@ -149,7 +149,7 @@ class ClientStep:
     def _local_steps(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Take one SGD step per micro-batch and return the scaled difference.
 
-        The weights are restored.
+        The weights are restored afterwards.
         """
         rate = self.facts.learning_rate
         if not rate:
@@ -180,7 +180,7 @@ class ClientStep:
             torch.nn.utils.clip_grad_value_(list(parameters.values()), self.recipe.max_grad_value)
 
     def _backward(self, batch: MicroBatch) -> None:
-        """Add the gradient of one micro-batch to the parameters, times the loss scale."""
+        """Add the gradient of one micro-batch, times the loss scale, to the parameters."""
         if self.recipe.loss == "pulls":
             with self._forward(batch) as outputs:
                 tensors, output_gradients = _direct(outputs, batch.output_gradients)
@@ -248,7 +248,7 @@ class ClientStep:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return outputs with one row per example, and their output gradients.
 
-        A loss inside the model is followed back to its logits.
+        If the model computes the loss, the gradient is propagated back to the output with one row per example, such as the logits.
         """
         output_gradients = dict(batch.output_gradients) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
         scalars = [path for path in output_gradients if outputs[path].dim() == 0]
@@ -269,8 +269,8 @@ class ClientStep:
 def _direct(outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and the gradient that the loss sent to each of them directly.
 
-    The recorded gradient of an output includes what reached it through outputs that were computed from it (such as a pooled state from
-    the last hidden state). Backward from those outputs adds that part again, so it is subtracted here.
+    Some outputs are computed from other outputs, such as a pooled state from the last hidden state. The recorded gradient of an output
+    includes the part that reached it through such later outputs. Backward from those adds this part again, so it is subtracted here.
     """
     order = sorted(output_gradients, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
     tensors: list[Tensor] = []

@@ -1,6 +1,6 @@
 """The truth: the private batch of one client's step.
 
-Only scoring, verification and defences may see it; attacks never do.
+Only scoring, verification and defences may see it; attacks never see it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ class MicroBatch:
     num_items: Tensor | None = None
     """The trainer's `num_items_in_batch`; None if it passed none."""
     options: Mapping[str, bool | float] = field(default_factory=dict)
-    """Other arguments of the model's forward, which are no tensors."""
+    """Arguments of the model's forward that are not tensors."""
     withheld_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors of the batch that the trainer did not pass to the model.
 
-    Such as labels for a loss of its own.
+    An example is labels for a loss that the trainer computes.
     """
     output_gradients: Mapping[str, Tensor] = field(default_factory=dict)
     """Path of an output of the model -> gradient of the client's loss there.
 
-    Accumulation and weights are included. If the model computes the loss, the path is `loss` and the gradient one number. Empty if it was
-    not recorded.
+    It includes the factors of accumulation and of loss weights. If the model computes the loss, the path is `loss` and the gradient is one
+    number. Empty if no gradient was recorded.
     """
     repeated_pass: bool = False
-    """Whether it is a further pass over the tokens of another one (R-Drop).
+    """Whether it repeats the tokens of another micro-batch (R-Drop).
 
-    It is part of the step, but not of the batch.
+    Such a pass is part of the step, but adds no texts to the batch.
     """
 
     @property
     def labels(self) -> Tensor | None:
-        """The labels, passed to the model or not; None if they are not known."""
+        """The labels, passed to the model or not; None if they are unknown."""
         return self.inputs.get("labels", self.withheld_inputs.get("labels"))
 
     @property
     def unlabelled(self) -> bool:
-        """Whether the trainer had labels, but none for the texts of this pass."""
+        """Whether the trainer had labels, but not for the texts of this pass."""
         kept = self.withheld_inputs.get("labels")
         rows = self.inputs["input_ids"].shape[:-1].numel()
         return "labels" not in self.inputs and kept is not None and len(kept) == 0 and rows > 0
@@ -70,36 +70,36 @@ class Truth:
 
     micro_batches: tuple[MicroBatch, ...]
     reading: Reading = PLAIN
-    """How the tensors are read as texts; public."""
+    """How texts are read from the tensors; this is public."""
 
     def texts(self) -> list[Text]:
         """Return every text of the batch.
 
-        For each micro-batch: the texts that the model read, then those that its decoder had to write.
+        Each micro-batch gives first the texts that the model read, then the texts that its decoder had to write.
         """
         return [text for batch in self._distinct() for text in texts_of(batch.inputs, batch.labels, self.reading)]
 
     def sequences(self) -> list[tuple[int, ...]]:
         """Return the token ids of every text of the batch without padding.
 
-        Special tokens are included, words that a mask hid are filled in. Of a multiple choice each text is a sequence, and so is each
-        target of a decoder.
+        Special tokens are included, and masked words are filled in. Each text of a multiple choice and each target of a decoder is a
+        sequence.
         """
         return [text.ids for text in self.texts()]
 
     def examples(self) -> int:
         """Return the number of sequences that the model read.
 
-        A bound on the batch size bounds this number.
+        A bound on the batch size limits this number.
         """
         return sum(len(texts_read(batch.inputs, batch.labels, self.reading)) for batch in self._distinct())
 
     def labels(self) -> list[int] | None:
         """Return the class of every sequence, or None.
 
-        None means that the labels are not one class a sequence.
+        None means that there is not exactly one class for each sequence.
 
-        A pass over texts for which the trainer had no labels (FixMatch) adds none.
+        Sequences with `IGNORED_LABEL` and passes over texts for which the trainer had no labels (FixMatch) add no class.
         """
         found: list[int] = []
         known = False
@@ -122,7 +122,7 @@ class Truth:
     def to(self, device: torch.device) -> Truth:
         """Return this batch on `device`.
 
-        Random states stay on the CPU, where generators read them.
+        Random states stay on the CPU, because generators read them there.
         """
 
         def move(batch: MicroBatch) -> MicroBatch:

@@ -1,11 +1,11 @@
 """Classifiers of images and tables, as a client's model.
 
-Text models of `transformers` bring their own loss and their own way of being called. `ArrayClassifier` gives both to every
-other classifier, so that client steps, verification, defences and label attacks treat it alike. Where a callback watches a training
-run, it stands beside the loop: the loop calls the user's classifier, and the audit sees its parameters as `net.<name>`.
+Text models of `transformers` have their own loss and their own signature. `ArrayClassifier` gives both to every other classifier, so
+that client steps, verification, defences and label attacks treat all models alike. If a callback watches a training run, the loop still
+calls the user's classifier, and the audit sees its parameters as `net.<name>`.
 
-A batch of arrays has no tokens. Its micro-batches carry an empty `input_ids` of shape (B, 0) beside `inputs`: B sequences of
-nothing, which is what the rest of the house then sees of its text.
+A batch of arrays has no tokens. Its micro-batches have an empty `input_ids` of shape (B, 0) beside `inputs`, so all other packages see B
+empty sequences.
 
 Letters: B examples, C classes.
 """
@@ -29,27 +29,27 @@ from leakaudit.models.rebuilding import blank_model
 from leakaudit.models.recipe import ModelRecipe
 
 NO_TEXT = "no_text.json"
-"""File that stands in a tokenizer's folder where batches hold no text."""
+"""File in the place of a tokenizer's files if batches hold no text."""
 
 
 LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-"""Losses that are made again with their options; of any other one its name is enough, to say why labels are not read."""
+"""Losses that are rebuilt with their options. For other losses only the name is kept, so that an attack can say why it reads no labels."""
 
 
 class Classified(dict[str, Tensor]):
     """The output of a classifier: `logits` (B, C) and, with labels, the scalar `loss`.
 
-    A mapping with attributes, as in `transformers`: the recorder and private SGD walk over a model's outputs by name.
+    It is a mapping with attributes, as in `transformers`, because the recorder and private SGD read a model's outputs by name.
     """
 
     @property
     def logits(self) -> Tensor:
-        """(B, C)."""
+        """Logits (B, C)."""
         return self["logits"]
 
     @property
     def loss(self) -> Tensor | None:
-        """Scalar; None without labels."""
+        """Loss, a scalar; None without labels."""
         return self.get("loss")
 
 
@@ -60,9 +60,9 @@ class ArrayClassifier(nn.Module):
         """Wrap a classifier.
 
         Args:
-            net: (B, ...) float32 -> (B, C), or something that holds them as `logits`.
+            net: (B, ...) float32 -> logits (B, C), or an object with the attribute `logits`.
             num_labels: C.
-            criterion: the loss of (logits, labels) that the protocol prescribes; mean cross-entropy if None.
+            criterion: the protocol's loss of (logits, labels); None means mean cross-entropy.
         """
         super().__init__()
         self.net = net
@@ -70,7 +70,7 @@ class ArrayClassifier(nn.Module):
         self.num_labels = num_labels
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **_: Any) -> Classified:
-        """Classify (B, ...); what else a batch holds is not read."""
+        """Classify arrays (B, ...); other arguments are ignored."""
         found = self.net(inputs)
         logits: Tensor = found if isinstance(found, Tensor) else found.logits
         return (
@@ -81,27 +81,27 @@ class ArrayClassifier(nn.Module):
 
 
 class NoText:
-    """Stands where a tokenizer would: batches of arrays have no tokens to decode."""
+    """Substitute for a tokenizer: batches of arrays have no tokens to decode."""
 
     def decode(self, _ids: Sequence[int], **_: Any) -> str:
-        """Return the text of no tokens."""
+        """Return an empty text."""
         return ""
 
     def convert_ids_to_tokens(self, _ids: Sequence[int]) -> list[str]:
-        """Return no tokens."""
+        """Return an empty list."""
         return []
 
     def save_pretrained(self, folder: Path) -> None:
-        """Leave a note in the place of a tokenizer."""
+        """Write the file `NO_TEXT` instead of a tokenizer."""
         folder.mkdir(mode=0o700)
         write_atomic(folder / NO_TEXT, "{}\n")
 
 
 def reader_in(folder: Path) -> Any:
-    """Return the tokenizer in a folder, or `NoText` where batches hold no text.
+    """Return the tokenizer in a folder, or `NoText` if batches hold no text.
 
     Raises:
-        ModelError: there is neither.
+        ModelError: the folder has neither.
     """
     return NoText() if (folder / NO_TEXT).is_file() else load_tokenizer(folder)
 
@@ -109,7 +109,7 @@ def reader_in(folder: Path) -> Any:
 def array_recipe(model: ArrayClassifier) -> ModelRecipe:
     """Return the recipe of an array classifier.
 
-    It has no `made_by` where nothing says how the inner classifier is made.
+    It has no `made_by` if the inner classifier has no recipe.
     """
     name = type(model.net).__name__
     try:
@@ -127,17 +127,17 @@ def array_recipe(model: ArrayClassifier) -> ModelRecipe:
 
 @model_factory
 def array_classifier(net: dict[str, Any], num_labels: int, criterion: dict[str, Any]) -> nn.Module:
-    """Make an array classifier from what `array_recipe` described.
+    """Make an array classifier from the arguments that `array_recipe` returns.
 
-    Its weights are loaded afterwards.
+    The caller loads the weights afterwards.
     """
     return ArrayClassifier(blank_model(ModelRecipe.model_validate(net)), num_labels, _loss(criterion, num_labels))
 
 
 def public_loss(criterion: nn.Module, num_labels: int) -> nn.Module:
-    """Return a loss as far as attacks know it.
+    """Return the part of a loss that attacks know.
 
-    Of cross-entropy they know the options, of any other loss only its name.
+    Attacks know the options of the losses in `LOSSES`, and only the name of any other loss.
     """
     return criterion if isinstance(criterion, LOSSES) else _loss(_described(criterion), num_labels)
 
@@ -154,7 +154,7 @@ def _described(criterion: nn.Module) -> dict[str, Any]:
 
 
 def _loss(described: Mapping[str, Any], num_labels: int) -> nn.Module:
-    """Make a loss again; of one that is not known, an empty module of its name."""
+    """Rebuild a loss; an unknown loss becomes an empty module with its name."""
     name = described["loss"]
     for kind in LOSSES:
         if kind.__name__ == name:
@@ -173,7 +173,7 @@ def save_auxiliary(path: Path, inputs: Mapping[str, Tensor], labels: Tensor) -> 
     """Write labelled data that a threat model grants to attacks such as `llg-plus`.
 
     Args:
-        path: a safetensors file.
+        path: path of the safetensors file.
         inputs: keyword arguments of the model's forward, each (N, ...); for text `input_ids` and `attention_mask`.
         labels: (N,) int64.
     """
@@ -181,13 +181,13 @@ def save_auxiliary(path: Path, inputs: Mapping[str, Tensor], labels: Tensor) -> 
 
 
 def load_auxiliary(path: Path) -> tuple[dict[str, Tensor], Tensor]:
-    """Read what `save_auxiliary` wrote.
+    """Read the data that `save_auxiliary` wrote.
 
     Returns:
         The model's keyword arguments, each (N, ...), and (N,) labels.
 
     Raises:
-        DataError: there is no such file, or it holds something else.
+        DataError: the file does not exist, or it holds other content.
     """
     try:
         tensors = load_file(path)

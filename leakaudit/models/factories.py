@@ -13,36 +13,36 @@ from torch import nn
 from leakaudit.errors import ModelError
 
 MADE_BY = "_leakaudit_made_by"
-"""Attribute of a model that says how it is made."""
+"""Attribute of a model with the name and the arguments of its maker."""
 
 
 FACTORY = "_leakaudit_model_factory"
 
 
 def model_factory(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Mark a function as one that makes a model, so that the side process may call it.
+    """Mark a function as a maker of models, which the side process may call.
 
-    The side process calls what a snapshot names. A snapshot is a file, so it may only name what was marked in the code.
+    The side process calls the function that a snapshot names. A snapshot is a file, so it may only name functions that are marked in code.
     """
     setattr(function, FACTORY, True)
     return function
 
 
 def rebuilt_by(model: nn.Module, made_by: str, **arguments: Any) -> nn.Module:
-    """Say how another process makes this model: by calling `made_by`.
+    """Declare that another process makes this model by calling `made_by`.
 
-    Its weights are loaded afterwards.
+    That process loads the weights afterwards.
 
     Args:
-        model: the live one.
+        model: the live model.
         made_by: `package.module:name` of a function marked with `model_factory`, or of a class of models.
-        arguments: plain data.
+        arguments: arguments of the call; plain data.
 
     Returns:
         The model.
 
     Raises:
-        ModelError: nothing of that name can be imported, or it is neither; or the arguments are no plain data.
+        ModelError: `made_by` cannot be imported or is neither of the two, or the arguments are not plain data.
     """
     factory_named(made_by)
     _check_plain(made_by, arguments)
@@ -64,14 +64,14 @@ MOVED = {
     "leakaudit.classifiers:array_classifier": "leakaudit.models.array_classifier:array_classifier",
     "leakaudit.pooler:wide_pooler": "leakaudit.models.wide_pooler:wide_pooler",
 }
-"""Old `made_by` -> where the function is now. Snapshots from before the move name the old place."""
+"""Old `made_by` -> present `made_by`. Older snapshots have the old names."""
 
 
 def factory_named(made_by: str) -> Callable[..., nn.Module]:
-    """Return what makes a model; only what was written to make models.
+    """Return the marked function or class of models with a name.
 
     Raises:
-        ModelError: it cannot be imported, or it is neither a marked function nor a class of models.
+        ModelError: the name cannot be imported, or is neither a marked function nor a class of models.
     """
     module, colon, name = MOVED.get(made_by, made_by).partition(":")
     try:

@@ -1,7 +1,7 @@
-"""The first blocks of a large model: all that some attacks read.
+"""The first blocks of a large model; some attacks read only these.
 
-A step can be kept without the rest. The parts are found by structure, on a model without memory: the word embedding, the list of
-blocks, and in a block the first child with matrices, which is its attention in every architecture that attacks read.
+A step can be kept without the other parts. The kept parts are found by structure, on a model that takes no memory: the word embedding, the
+list of blocks, and in each block the first child with matrices. That child is the attention in every architecture that attacks read.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from leakaudit.models.tensors import state_of, tied_names
 from leakaudit.models.wrappers import plain_name
 
 BLOCKS = 2
-"""How many blocks are kept: `span` reads the attention of the first, and orders a decoder's words by that of the second."""
+"""Number of blocks that are kept: `span` reads the attention of the first, and orders a decoder's words by the attention of the second."""
 
 KEEP_ALL_BYTES = 10**9
-"""Up to this size a step is kept whole. Our choice: an encoder of 110 million parameters in float32 takes 0.9 GB."""
+"""Largest size of a step that is kept completely. Our choice: an encoder of 110 million parameters in float32 takes 0.9 GB."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Names of what is kept of a step."""
+    """Names of the parts of a step that are kept."""
 
     rows: str | None
-    """Word embedding, whose update is kept as the rows that are not zero; None where it is tied to the head, which moves them all."""
+    """Word embedding, of whose update the rows that are not zero are kept; None if it is tied to the head, which changes all rows."""
     updates: frozenset[str]
-    """Parameters whose update is kept whole."""
+    """Parameters whose update is kept completely."""
     weights: frozenset[str]
     """Parameters and buffers whose values are kept."""
 
 
 def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | None:
-    """Return the recipe of the same model with its first blocks only.
+    """Return the recipe of the same model with only its first blocks.
 
-    None where its configuration does not say how.
+    None if the configuration does not allow such a recipe.
     """
     import transformers
 
@@ -58,7 +58,7 @@ def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | Non
 
 
 def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
-    """Return a recipe without what it says of modules that its model does not have."""
+    """Return a recipe without its entries on modules that its model lacks."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         there = {name for name, _ in blank_model(recipe).named_modules()}
     settings = {name: numbers for name, numbers in recipe.settings.items() if name in there}
@@ -67,13 +67,13 @@ def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
 
 
 def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:
-    """Return what to keep of a model for attacks on its first blocks.
+    """Return the parts of a model that attacks on its first blocks need.
 
-    None means that this cannot be told.
+    None means that the parts cannot be found.
 
     Args:
-        model: the live one.
-        recipe: how it is made.
+        model: the live model.
+        recipe: recipe of the model.
         beside: names of buffers that are kept although the model does not store them.
     """
     cut = first_blocks(recipe)
@@ -82,7 +82,7 @@ def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = 
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             blank = blank_model(cut)
-    except Exception:  # no model that can be made without values
+    except Exception:  # a model that cannot be made without values
         return None
     found = state_of(blank)
     here = {plain_name(name): tensor for name, tensor in state_of(model).items()}
@@ -117,7 +117,7 @@ def _attention(block: nn.Module, prefix: str) -> set[str]:
 def fill_missing(model: nn.Module, missing: list[str]) -> None:
     """Give small random values to weights that were not kept.
 
-    A forward pass needs them; they are the same in every process.
+    A forward pass needs values; they are the same in every process. Vectors named `weight` get 1 and other vectors 0.
     """
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = dict(model.named_parameters())

@@ -1,4 +1,4 @@
-"""Models and tokenizers loaded from a folder, never from a hub or by pickle."""
+"""Models and tokenizers, loaded from a folder without a hub or pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Task = Literal["classification", "causal-lm"]
 def quiet_transformers() -> Iterator[None]:
     """Hide the loading report and the progress bars of transformers.
 
-    The report would warn of a fresh head, which is what we asked for.
+    The report would warn about a new head, which is intended here.
     """
     from transformers.utils import logging as hf_logging
 
@@ -39,7 +39,7 @@ def quiet_transformers() -> Iterator[None]:
 def load_model(
     folder: Path, task: Task, *, num_labels: int = 2, seed: int = 0, device: torch.device | None = None
 ) -> nn.Module:
-    """Load a model as `save_pretrained` wrote it.
+    """Load a model that `save_pretrained` wrote.
 
     A missing classification head is initialised from `seed`.
 
@@ -67,7 +67,7 @@ def load_model(
             )
     except Exception as error:  # whatever a folder made by hand leads a library to
         reason = _reason(error)
-        if "ignore_mismatched_sizes" in str(error):  # transformers points to a report above, which is switched off
+        if "ignore_mismatched_sizes" in str(error):  # the message refers to a report, which is hidden here
             reason = (
                 f"its stored weights do not fit a head of {num_labels} classes; set the number of labels to its own"
             )
@@ -76,20 +76,20 @@ def load_model(
 
 
 NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""Arguments of every `from_pretrained`: nothing is downloaded, no code of a folder runs, and nobody is asked whether it may.
-Without an explicit False, transformers asks on the terminal."""
+"""Arguments of every `from_pretrained`: nothing is downloaded, and code in a folder never runs. Without an explicit False, transformers
+asks on the terminal whether such code may run."""
 
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-"""Where the tokenizers of transformers keep their vocabulary. Without one, `AutoTokenizer` makes an empty tokenizer without a
-word, and every text would be a row of unknown tokens."""
+"""Files with the vocabulary of the tokenizers of transformers. Without such a file, `AutoTokenizer` makes a tokenizer without words, and
+every text would consist of unknown tokens."""
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer that stands beside a model.
+    """Load the tokenizer in a model's folder.
 
     Raises:
-        ModelError: there is no tokenizer.
+        ModelError: the folder has no tokenizer that can be loaded.
     """
     _check_folder(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):

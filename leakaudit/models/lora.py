@@ -1,4 +1,4 @@
-"""Adapters of peft (LoRA and IA3): described, so that the model can be rebuilt."""
+"""Adapters of peft (LoRA and IA3), and recipes that rebuild them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SETTINGS: Mapping[Kind, frozenset[str]] = {
     ),
     "IA3": frozenset({"exclude_modules", "fan_in_fan_out", "feedforward_modules"}),
 }
-"""Kind of adapter -> settings of peft's configuration that a recipe may hold beside rank, targets, alpha, dropout and saved modules. Only
-these: a recipe is read from a file, and some settings name code that peft imports (`megatron_core`, `auto_mapping`)."""
+"""Kind of adapter -> settings of peft's configuration that a recipe may hold besides rank, targets, alpha, dropout and saved modules. Other
+settings are refused: a recipe is read from a file, and some settings name code that peft imports (`megatron_core`, `auto_mapping`)."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -59,7 +59,8 @@ WITHOUT_EFFECT = frozenset(
         "task_type",
     }
 )
-"""Settings of peft's configurations that decide first weights, places or descriptions: not what a model with loaded weights computes."""
+"""Settings of peft's configurations that do not change the result of a model with loaded weights, such as initial weights and
+descriptions."""
 
 OWN_FIELDS = {"r", "target_modules", "lora_alpha", "lora_dropout", "modules_to_save"}
 """Settings that have a field of their own in `LoraRecipe`."""
@@ -71,20 +72,20 @@ class LoraRecipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
-    """R: rows of A, columns of B. 0 for adapters without one (IA3)."""
+    """Rank R: number of rows of A and columns of B. 0 for adapters without a rank (IA3)."""
     targets: tuple[str, ...] | str
     """Ends of the names of the linear layers that get adapters, or a regular expression of whole names."""
     alpha: float
-    """The layer computes W x + (alpha / R) B A x."""
+    """Numerator of the scale: the layer computes W x + (alpha / R) B A x."""
     dropout: float = 0.0
     """Dropout on the input of A."""
     saved: tuple[str, ...] = ()
-    """Ends of the names of modules that are trained whole beside the adapters, such as a fresh head; peft copies each."""
+    """Ends of the names of modules that are trained completely besides the adapters, such as a new head; peft copies each."""
     kind: Kind = "LORA"
     name: str = "default"
-    """Of the set of adapters; it is part of the names of its parameters."""
+    """Name of the set of adapters; it is part of the names of its parameters."""
     settings: dict[str, Any] = {}
-    """Further settings of peft's configuration that are not its defaults; plain data, of `SETTINGS` only."""
+    """Other settings of peft's configuration that differ from its defaults. Plain data; only those in `SETTINGS`."""
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
@@ -98,17 +99,17 @@ def add_lora(
 ) -> LoraRecipe:
     """Put adapters into the linear layers of `model`, in place.
 
-    A is drawn from `seed`, B is zero.
+    A is random from `seed`, B is zero.
 
     Args:
-        model: a model of transformers; the class stays what it was.
+        model: a model of transformers; its class does not change.
         rank: R.
-        targets: ends of module names; empty takes peft's own choice for the model type.
-        alpha: numerator of the scale; None takes R, so that the scale is 1. Our choice: no attack depends on it.
-        seed: of A.
+        targets: ends of module names; empty uses peft's own choice for the model type.
+        alpha: numerator of the scale; None uses R, so that the scale is 1. Our choice, because no attack depends on it.
+        seed: seed of A.
 
     Raises:
-        ConfigError: peft is not installed, has no choice of its own for the model, or finds none of the targets.
+        ConfigError: peft is not installed, has no own choice for the model, or does not find the targets.
     """
     recipe = LoraRecipe(rank=rank, targets=targets, alpha=float(rank if alpha is None else alpha))
     chosen = _inject(model, recipe, seed)
@@ -118,7 +119,7 @@ def add_lora(
 def rebuild_lora(model: nn.Module, recipe: LoraRecipe) -> None:
     """Put the adapters of a recipe into a rebuilt model.
 
-    Their weights are loaded afterwards.
+    The caller loads their weights afterwards.
 
     Raises:
         ModelError: peft is not installed, or the adapters do not fit the model.
@@ -172,13 +173,13 @@ def adapted(model: nn.Module) -> LoraRecipe | None:
 def refuse_prompts(model: nn.Module) -> None:
     """Refuse a model that is trained by prompt or prefix tuning.
 
-    That moves vectors before the text instead of weights in the model's layers.
+    Such tuning trains vectors before the text instead of weights in the model's layers.
 
     Args:
-        model: as the training loop holds it, wrappers included.
+        model: the model of the training loop, with its wrappers.
 
     Raises:
-        ModelError: names the kind and what to train instead.
+        ModelError: the model is trained in this way. The message names the kind and what to train instead.
     """
     for module in model.modules():
         if "PeftModel" not in {kind.__name__ for kind in type(module).__mro__}:
@@ -193,11 +194,9 @@ def refuse_prompts(model: nn.Module) -> None:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Return the settings of peft that are not its defaults.
+    """Return the settings of peft that differ from its defaults, as plain data.
 
-    They are plain data.
-
-    Those with a field of their own, and those without effect on a model with loaded weights, are left out.
+    Settings with their own field in `LoraRecipe`, and those without effect on a model with loaded weights, are left out.
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(type(config)):
@@ -213,7 +212,7 @@ def _default(field: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it: sets become sorted lists."""
+    """Return a setting as JSON data: sets become sorted lists."""
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, tuple | list):
@@ -224,16 +223,16 @@ def _plain(value: Any) -> Any:
 
 
 def _saved_in(model: nn.Module) -> tuple[str, ...]:
-    """Return the modules that peft keeps a trained copy of.
+    """Return the modules of which peft has a trained copy.
 
-    These are the configuration's and the heads that a task type adds.
+    The configuration names some of them, and a task type adds heads.
     """
     kinds = ((name, type(module).__name__) for name, module in model.named_modules())
     return tuple(sorted(name for name, kind in kinds if kind == "ModulesToSaveWrapper"))
 
 
 def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
-    """Inject and return the targets that peft settled on."""
+    """Put adapters into a model and return the targets that peft chose."""
     try:
         import peft
     except ImportError:
@@ -242,7 +241,7 @@ def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
     requires = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:
         with _drawn_from(seed), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # peft adapts itself to (in, out) weights and says so
+            warnings.simplefilter("ignore", UserWarning)  # peft warns when it adapts to (in, out) weights
             peft.inject_adapter_in_model(config, model, adapter_name=recipe.name)
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0][:200] if error.args else type(error).__name__
@@ -250,14 +249,17 @@ def _inject(model: nn.Module, recipe: LoraRecipe, seed: int) -> tuple[str, ...]:
             f"{type(model).__name__}: peft cannot place adapters ({reason}); "
             "name the linear layers by the ends of their names, such as --lora-targets query,value"
         ) from None
-    for name, parameter in model.named_parameters():  # peft freezes all other weights; what is shared is said elsewhere
+    for (
+        name,
+        parameter,
+    ) in model.named_parameters():  # peft freezes all other weights, but the public facts say what is shared
         parameter.requires_grad_(requires.get(name, True))
     settled: Any = model.peft_config[recipe.name].target_modules  # type: ignore[index, union-attr]
     return (settled,) if isinstance(settled, str) else tuple(sorted(settled))
 
 
 def _config(peft: Any, recipe: LoraRecipe) -> Any:
-    """Return peft's configuration of a recipe."""
+    """Return peft's configuration for a recipe."""
     targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets) or None
     common = {"target_modules": targets, "modules_to_save": list(recipe.saved) or None, **recipe.settings}
     if recipe.kind == "IA3":
@@ -273,5 +275,5 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether peft gives this parameter name to an adapter's weight."""
+    """Return whether peft gives this parameter name to a LoRA adapter's weight."""
     return ".lora_A." in name or ".lora_B." in name

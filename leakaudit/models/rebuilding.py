@@ -19,8 +19,8 @@ from leakaudit.models.tensors import tied_names
 from leakaudit.models.unstored_state import apply_settings, match_dtypes, set_buffers, unstored_buffers
 
 MAX_LAYERS = 10_000
-"""Most layers of a configuration. Our choice: the deepest public model has about a thousand; a configuration class alone takes
-20 s for ten millions."""
+"""Most layers of a configuration. Our choice: the deepest public model has about a thousand; for ten million, a configuration class alone
+needs 20 s."""
 
 
 MAX_NUMBER = 10**10
@@ -28,16 +28,16 @@ MAX_NUMBER = 10**10
 
 
 MAX_LABELS = 1_000_000
-"""Most classes of a configuration, which writes a name for each. Our choice: large label sets have tens of thousands."""
+"""Most classes of a configuration, which has a name for each. Our choice: large label sets have tens of thousands."""
 
 
 SPARE_PARAMETERS = 1_000
-"""Parameters that a model may register beyond four times those in the snapshot, for those that are replaced."""
+"""Number of parameters that a model may register beyond four times those in the snapshot, because some are replaced."""
 
 
 SPARE_NUMBERS = 2**28
-"""Numbers that it may register beyond four times those in the snapshot. Our choice: 1 GiB in float32, for masks and tables that are not
-stored."""
+"""Number of entries that a model may register beyond four times those in the snapshot. Our choice: 1 GiB in float32, for masks and tables
+that are not stored."""
 
 
 def build_model(
@@ -47,15 +47,15 @@ def build_model(
 ) -> nn.Module:
     """Rebuild a model with eager attention, in eval mode, on the CPU.
 
-    Eager, because scaled-dot-product attention has no second derivative on a CPU and gradient matching needs one.
+    Attention is eager because gradient matching needs a second derivative, which scaled-dot-product attention does not have on a CPU.
 
     Args:
         recipe: class and configuration.
-        weights: every parameter and persistent buffer, tied ones once, and unstored buffers that the class makes otherwise.
-        fill: gives values to those that are missing; without it none may be.
+        weights: every parameter and persistent buffer, tied ones once, and unstored buffers whose values differ from those of the class.
+        fill: function that gives values to missing weights; None if no weight may be missing.
 
     Raises:
-        ModelError: the class is unknown, or the weights do not fit it.
+        ModelError: the recipe cannot be followed, or the weights do not fit the model.
     """
     try:
         with _no_larger_than(weights):
@@ -87,16 +87,16 @@ def build_model(
 
 @contextmanager
 def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse a model with many more parameters than stored weights, while it is built.
+    """Refuse a model that is much larger than its stored weights during the block.
 
-    It is refused before it fills the memory.
+    The model is refused before it fills the memory.
 
     Raises:
-        ModelError: there are more than four times as many, beside what is spared.
+        ModelError: there are more than four times as many parameters or entries, plus `SPARE_PARAMETERS` or `SPARE_NUMBERS`.
     """
     most = (
         4 * len(weights) + SPARE_PARAMETERS
-    )  # tied ones register twice, and so does a model that is tried without memory first
+    )  # tied weights register twice, and so do models that are first made on the meta device
     room = 4 * sum(weight.numel() for weight in weights.values()) + SPARE_NUMBERS
     count = 0
 
@@ -126,7 +126,7 @@ def blank_model(recipe: ModelRecipe) -> nn.Module:
     """Return the model of a recipe, without adapters and without its weights.
 
     Raises:
-        ModelError: what makes it cannot be found, or makes no model.
+        ModelError: the class or function of the recipe cannot be found, or makes no model.
     """
     return _made(recipe) if recipe.made_by else _instantiated(recipe)
 
@@ -140,10 +140,10 @@ def _instantiated(recipe: ModelRecipe) -> nn.Module:
     if not hasattr(kind, "_from_config"):
         raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
     _check_numbers(recipe.config)
-    # Every weight is loaded afterwards: initialising them first would take longer than all the rest.
+    # Every weight is loaded afterwards, and initialising them would take longer than all other work.
     with quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
         config = kind.config_class.from_dict(only_declared(kind.config_class, recipe.config))
-        with torch.device("meta"):  # takes no memory, however large it is said to be
+        with torch.device("meta"):  # takes no memory, even if the configuration is huge
             kind._from_config(config, attn_implementation="eager")
         model: nn.Module = kind._from_config(config, attn_implementation="eager")
     model.tie_weights()  # type: ignore[operator]
@@ -151,10 +151,10 @@ def _instantiated(recipe: ModelRecipe) -> nn.Module:
 
 
 def _check_numbers(config: Any, key: str = "") -> None:
-    """Refuse a configuration that would take long before it makes a single parameter.
+    """Refuse numbers that would need much time before a parameter is made.
 
     Raises:
-        ModelError: names the key.
+        ModelError: a number is too large. The message names the key.
     """
     if isinstance(config, Mapping):
         for name, value in config.items():
@@ -173,7 +173,7 @@ def _check_numbers(config: Any, key: str = "") -> None:
 
 
 def _made(recipe: ModelRecipe) -> nn.Module:
-    """Return what the recipe's call makes."""
+    """Return the model that the recipe's call makes."""
     make = factory_named(recipe.made_by)
     with torch.random.fork_rng(devices=[]):
         model = make(**recipe.arguments)

@@ -1,4 +1,4 @@
-"""A model's recipe: how another process can rebuild it without pickle."""
+"""Recipes, from which another process rebuilds models without pickle."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from leakaudit.models.tensors import dtype_of
 
 
 class ModelRecipe(BaseModel):
-    """How to rebuild a model's architecture without pickle.
+    """The description from which a model's architecture is rebuilt.
 
-    Either a class of transformers and a configuration, or a call that makes the model.
+    It is either a class of transformers with a configuration, or a call that makes the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     class_name: str
     config: dict[str, Any] = {}
-    """Configuration of a class of transformers, as it is now: a Trainer changes it, and packed sequences change how it attends."""
+    """Present configuration of a class of transformers: a Trainer may have changed it, and packed sequences change the attention."""
     lora: LoraRecipe | None = None
-    """Adapters in it, if any."""
+    """Adapters in the model; None without adapters."""
     parts: dict[str, str] = {}
-    """Small module -> `package:class` that a user put there, such as another activation."""
+    """Name of a small module -> `package:class` with which a user replaced it, such as another activation."""
     settings: dict[str, dict[str, bool | int | float]] = {}
-    """Module -> attribute -> number that is not the one its class makes, such as a dropout rate that was changed."""
+    """Module -> attribute -> number that differs from that of its class, such as a changed dropout rate."""
     made_by: str = ""
-    """`package.module:name` of what makes the model, where it is no class of transformers: the model's own class, or a function
-    marked with `model_factory`."""
+    """`package.module:name` of the maker of a model that is no class of transformers: the model's own class, or a function marked with
+    `model_factory`."""
     arguments: dict[str, Any] = {}
-    """Arguments of that call; plain data."""
+    """Arguments of `made_by`; plain data."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelRecipe:
-        """Describe a live model by how another process can make it.
+        """Return the recipe of a live model.
 
-        There are two ways, tried in this order: what `rebuilt_by` named, a class or a function with its arguments; or a class that
-        `transformers` exports, with the live configuration.
+        Two ways are tried in this order: the class or function with arguments that `rebuilt_by` named, then a class that `transformers`
+        exports, with the live configuration.
 
         Raises:
-            ModelError: neither is there, or the model's adapters cannot be rebuilt.
+            ModelError: neither way is possible, or the model's adapters cannot be rebuilt.
         """
         name = type(model).__name__
         if said := getattr(model, MADE_BY, None):
@@ -56,7 +56,7 @@ class ModelRecipe(BaseModel):
         if (exported := _exported(model)) is not None:
             # The folder that it was loaded from does not belong to the architecture, and may name a person or a project.
             public = architecture(model.config)
-            # `model.to(torch.bfloat16)` leaves the configuration behind.
+            # `model.to(torch.bfloat16)` does not change the configuration.
             public["dtype"] = str(dtype_of(model)).removeprefix("torch.")
             return cls(class_name=exported, config=public, lora=adapted(model))
         raise ModelError(
@@ -68,7 +68,7 @@ class ModelRecipe(BaseModel):
 PRIVATE_KEYS = frozenset(
     {"_name_or_path", "name_or_path", "task_specific_params", "finetuning_task", "auto_map", "architectures"}
 )
-"""Keys of a configuration that decide nothing of a model's arithmetic and may name a person, a project, a task or code."""
+"""Keys of a configuration that do not change a model's arithmetic and may name a person, a project, a task or code."""
 
 
 def architecture(config: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def architecture(config: Any) -> dict[str, Any]:
 
     Label names become `LABEL_0`, `LABEL_1`...
 
-    Keys that the configuration's class does not declare are the user's own, and so may be private: they are left out.
+    Keys that the configuration's class does not declare come from the user and may be private. They are left out.
 
     Args:
         config: a `PretrainedConfig`.
@@ -85,7 +85,9 @@ def architecture(config: Any) -> dict[str, Any]:
 
 
 def only_declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a configuration its class declares, with neutral label names.
+    """Return the part of a configuration that its class declares.
+
+    Label names are replaced by neutral ones.
 
     Args:
         kind: a class of configurations.
@@ -106,7 +108,7 @@ def only_declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
 def _part(kind: Any) -> Any:
     """Return the class of a part of a configuration.
 
-    Of `AutoConfig`, which stands for any class, the keys of the base class are known.
+    For `AutoConfig`, which may be any class, it is the base class.
     """
     import transformers
 
@@ -136,14 +138,14 @@ SPECIAL_TOKENS = (
     "pad_token_id",
     "sep_token_id",
 )
-"""Token ids that models of transformers read from their configuration although not every class declares them: an encoder-decoder
+"""Token ids that models of transformers read from their configuration, although some classes do not declare them: an encoder-decoder
 (T5, BART) makes its decoder's inputs with `decoder_start_token_id`. The tokenizer makes them public."""
 
 
 def can_rebuild(model: nn.Module) -> bool:
-    """Return whether a model says how it is made, or is one of transformers.
+    """Return whether a model was marked by `rebuilt_by` or is one of transformers.
 
-    A module around such a model is neither.
+    A module around such a model cannot be rebuilt.
     """
     return hasattr(model, MADE_BY) or _exported(model) is not None
 
@@ -151,7 +153,7 @@ def can_rebuild(model: nn.Module) -> bool:
 def _exported(model: nn.Module) -> str | None:
     """Return the name under which transformers exports the model's class, or None.
 
-    FSDP2 puts a class of its own before it.
+    FSDP2 puts its own class before the model's class.
     """
     import transformers
 

@@ -1,6 +1,6 @@
-"""Small modules, such as activations, that a user put in the place of others.
+"""Small modules, such as activations, with which a user replaced others.
 
-They have no children, and the model's class makes other ones.
+They have no children, and the model's class makes modules of other classes there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ PLACES = {
     "torch.nn.modules.linear": "torch.nn",
     "transformers.activations": "transformers.activations",
 }
-"""Module in which a class is defined that can be made again without arguments -> where it is imported from. Of `linear` that is `Identity`:
-the others ask for sizes."""
+"""Module that defines classes which need no arguments -> module from which they are imported. In `linear` only `Identity` needs no
+arguments."""
 
 
 def replaced_modules(live: Mapping[str, nn.Module], made: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return where the live model has another small module than its class.
+    """Return the small modules of the live model that its class does not make.
 
     The result is name -> `package:class`.
 
     Args:
         live: modules of the model that is trained, by plain name.
-        made: of the model as its recipe makes it.
+        made: modules of the model that its recipe makes.
 
     Raises:
-        ModelError: one of them cannot be made again, or a plain function was replaced.
+        ModelError: such a module cannot be rebuilt, or a plain function was replaced.
     """
     found: dict[str, str] = {}
     for name, module in made.items():
@@ -50,7 +50,7 @@ def put_modules(model: nn.Module, parts: Mapping[str, str]) -> None:
     """Put the small modules of a recipe into the model that it makes.
 
     Raises:
-        ModelError: a class may not be made, or the model has no such place.
+        ModelError: a class is not allowed, or the model has no module of that name.
     """
     for name, what in parts.items():
         owner, _, leaf = name.rpartition(".")
@@ -60,7 +60,7 @@ def put_modules(model: nn.Module, parts: Mapping[str, str]) -> None:
 
 
 def _made(what: str) -> nn.Module:
-    """Return a new module of a class that stands in `PLACES`."""
+    """Return a new module of a class that `PLACES` allows."""
     package, _, name = what.partition(":")
     kind = getattr(importlib.import_module(package), name, None) if package in PLACES.values() else None
     if not (isinstance(kind, type) and issubclass(kind, nn.Module) and PLACES.get(kind.__module__) == package):
@@ -70,10 +70,10 @@ def _made(what: str) -> nn.Module:
 
 
 def _named(name: str, here: nn.Module, module: nn.Module) -> str:
-    """Return how a part that was put in the place of another is made again.
+    """Return the `package:class` of a module that replaced another one.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: the module cannot be rebuilt.
     """
     kind = type(here)
     what = f"{PLACES.get(kind.__module__, '')}:{kind.__qualname__}"
@@ -91,7 +91,7 @@ def _words(module: nn.Module) -> dict[str, str]:
 
 
 def _check_functions(name: str, here: nn.Module, module: nn.Module) -> None:
-    """Refuse a plain function, such as an activation, in the place of another one."""
+    """Refuse a plain function that was replaced, such as an activation."""
     kinds = (FunctionType, BuiltinFunctionType)
     for key, function in vars(module).items():
         if isinstance(function, kinds) and vars(here).get(key, function) is not function:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def version_of(tensor: Tensor) -> int:
     """Return torch's count of the writes to a tensor.
 
-    0 for a tensor that was made in inference mode, where torch does not count.
+    It is 0 for a tensor that was made in inference mode, because torch does not count there.
     """
     return 0 if tensor.is_inference() else tensor._version
 
@@ -20,7 +20,7 @@ def version_of(tensor: Tensor) -> int:
 def outputs_of(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield each floating-point tensor of a model's output with its path.
 
-    Such as `loss` and `hidden_states.3`; `output` for a bare tensor.
+    Examples of paths are `loss` and `hidden_states.3`. If the output is a tensor, its path is `output`.
     """
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point():
@@ -39,7 +39,7 @@ def outputs_of(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
     """Return the names of each parameter that a model uses twice.
 
-    First the name under which it is listed, then its other name.
+    Each pair has the name under which the parameter is listed, then its other name.
     """
     first: dict[int, str] = {}
     pairs = []
@@ -52,13 +52,16 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of a model's first floating-point parameter."""
+    """Return the dtype of a model's first floating-point parameter.
+
+    Without such a parameter, it is the dtype of the first parameter.
+    """
     types = [parameter.dtype for parameter in model.parameters()]
     return next((found for found in types if found.is_floating_point), types[0])
 
 
 def coarsest_dtype(parameters: Iterable[Tensor]) -> torch.dtype | None:
-    """Return the coarsest floating-point dtype of some parameters, or None."""
+    """Return the least precise floating-point dtype of parameters, or None."""
     types = {parameter.dtype for parameter in parameters if parameter.dtype.is_floating_point}
     return max(types, key=lambda kind: torch.finfo(kind).eps, default=None)
 

@@ -1,4 +1,4 @@
-"""The state of a model that neither its class nor its stored weights hold.
+"""The state of a model that neither its class nor its weights determine.
 
 It consists of plain numbers on modules, dtypes of tensors, and buffers that are not stored.
 """
@@ -18,7 +18,7 @@ Settings = dict[str, dict[str, bool | int | float]]
 """Module name -> attribute -> number."""
 
 WITHOUT_EFFECT = frozenset({"training", "gradient_checkpointing"})
-"""Attributes that are left out: the mode is kept with each step, and checkpointing computes the same numbers."""
+"""Attributes that are left out: each step stores the mode, and checkpointing does not change results."""
 
 
 def settings_of(model: nn.Module) -> Settings:
@@ -39,13 +39,13 @@ def _counts(key: str, value: float) -> bool:
 
 
 def changed_settings(live: Settings, made: Settings) -> Settings:
-    """Return the numbers that differ from those that the class makes.
+    """Return the numbers of a live model that differ from those of its class.
 
-    Numbers that the class does not make are left out.
+    Numbers that the class does not set are left out.
 
     Args:
-        live: of the model that is trained.
-        made: of the model as its recipe makes it.
+        live: numbers of the model that is trained.
+        made: numbers of the model that its recipe makes.
     """
     different = {
         name: {key: value for key, value in numbers.items() if made[name].get(key, value) != value}
@@ -59,7 +59,7 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
     """Set numbers on a rebuilt model.
 
     Raises:
-        ModelError: a module or attribute does not exist or is not a number, so the recipe is of another model.
+        ModelError: a module or attribute does not exist or is not a number, so the recipe belongs to another model.
     """
     modules = dict(model.named_modules())
     for name, numbers in settings.items():
@@ -71,9 +71,9 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
 
 
 def match_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give each parameter and buffer its stored dtype, so that loading rounds nothing.
+    """Give each parameter and buffer its stored dtype, so that loading is exact.
 
-    Adapters are kept in float32 on a model in bfloat16, and norms often are.
+    On a model in bfloat16, adapters are float32, and normalisations often are.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         stored = weights.get(name)
@@ -91,11 +91,11 @@ def unstored_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def changed_buffers(live: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the names of unstored buffers whose values the class does not make.
+    """Return the names of unstored buffers whose values differ from the class's.
 
     Args:
         live: unstored buffers of the model that is trained, by plain name.
-        made: of the model as its recipe makes it. A buffer that it does not make is left out, because there is no place for it.
+        made: unstored buffers of the model that its recipe makes. Buffers that it does not have are left out, because they cannot be set.
     """
     return frozenset(name for name, buffer in live.items() if name in made and not _equal(buffer, made[name]))
 
@@ -109,7 +109,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def set_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put values into a rebuilt model's unstored buffers.
 
-    Each has a type and shape of its own.
+    A value may have another type and shape than the buffer.
     """
     for name, value in values.items():
         owner, _, leaf = name.rpartition(".")

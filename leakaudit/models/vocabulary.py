@@ -17,16 +17,16 @@ class Vocabulary(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int
-    """Ids run from 0 to size - 1."""
+    """Number of ids, which are 0 to size - 1."""
     special: dict[str, int] = {}
-    """Role -> id: `cls`, `sep`, `pad`, `unk`, `mask`, `bos`, `eos`, as far as the tokenizer has them."""
+    """Role -> id: `cls`, `sep`, `pad`, `unk`, `mask`, `bos`, `eos`; only those that the tokenizer has."""
     starts_with: tuple[int, ...] = ()
     """Ids that the tokenizer puts before every text."""
     ends_with: tuple[int, ...] = ()
     """Ids that the tokenizer puts after every text."""
     max_length: int = 512
     digest: str = ""
-    """SHA-256 of all tokens in the order of their ids: what a prior is held against. Empty where it was not kept."""
+    """SHA-256 of all tokens in the order of their ids, which a prior must match. Empty if it was not kept."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -40,7 +40,7 @@ class Vocabulary(BaseModel):
 
     @property
     def wordless_ids(self) -> frozenset[int]:
-        """Return the ids that stand for no word: special ones and those around a text."""
+        """Return the ids that are not words: special ones and those around a text."""
         return self.special_ids | self.surrounding_ids
 
 
@@ -48,7 +48,7 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
     """Return the public facts about a tokenizer.
 
     Raises:
-        ModelError: the tokenizer has ids that the model's embedding has no row for.
+        ModelError: the model's embedding has fewer rows than the tokenizer has tokens.
     """
     roles = ("cls", "sep", "pad", "unk", "mask", "bos", "eos")
     special = {role: getattr(tokenizer, f"{role}_token_id", None) for role in roles}
@@ -58,7 +58,7 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
             f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {rows} rows: "
             "they do not belong together"
         )
-    # What the tokenizer adds to every text is what two different texts have in common at both ends.
+    # The ids that the tokenizer adds to a text are those around the ids of the same text without them.
     alone, wrapped = (tokenizer("a", add_special_tokens=flag)["input_ids"] for flag in (False, True))
     start = next((i for i in range(len(wrapped)) if wrapped[i : i + len(alone)] == alone), 0)
     longest = min(
@@ -83,7 +83,7 @@ def tokens_digest(tokenizer: Any) -> str:
 def _rows_of_words(model: nn.Module) -> int:
     """Return the number of rows of the word embedding.
 
-    Where the model does not name it, this is the largest table.
+    If the model does not name its word embedding, this is the largest table.
     """
     if hasattr(model, "get_input_embeddings"):
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]

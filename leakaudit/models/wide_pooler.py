@@ -2,7 +2,7 @@
 
 Source: Beyond Gradient and Priors (2023), Sec. 4.2.
 
-Letters: B sequences, D features going into the pooler, F its outputs, C classes.
+Letters: B sequences, D features into the pooler, F its outputs, C classes.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def widened(
 
     Source: Beyond Gradient and Priors (2023), Sec. 4.2.
 
-    The pooler gets `width` outputs. The first F of them and what the output layer does with them stay as they were, but for the
-    activation. The weights of the m = width - F others are normal in the first `dimension` features and zero in the rest
-    ("Flexibility of the Recovered Dimension"), their biases zero; class c's output takes c / m of each of them.
+    The pooler gets `width` outputs. For the first F of them, the weights of pooler and output layer do not change, but the activation
+    does. The weights of the m = width - F other outputs are normal in the first `dimension` features and zero in the other features
+    ("Flexibility of the Recovered Dimension"); their biases are zero. The output of class c has the weight c / m for each of them.
 
     Args:
         model: a classifier with a pooler.
         classes: C.
-        width: F of the new pooler; the paper takes the vocabulary's size.
+        width: number of outputs of the new pooler; in the paper the vocabulary's size.
         dimension: d', at most D.
-        activation: in the place of the pooler's own.
-        deviation: of the normal weights; 1 in the paper.
-        seed: of these weights.
+        activation: activation that replaces the pooler's own.
+        deviation: standard deviation of the normal weights; 1 in the paper.
+        seed: seed of these weights.
 
     Raises:
-        AnatomyError: there is no pooler, or the sizes leave it no further outputs or features.
+        AnatomyError: there is no pooler, `width` adds no output, or `dimension` is not between 1 and D.
     """
     pooler = find_pooler(model, classes)
     changed = copy.deepcopy(model)
@@ -90,9 +90,9 @@ def widened(
 
 @model_factory
 def wide_pooler(recipe: dict[str, Any], classes: int, **own: Any) -> nn.Module:
-    """Make a model with a wide pooler from the recipe of the one without.
+    """Make a model with a wide pooler from the recipe of the model without it.
 
-    Its weights are loaded afterwards.
+    The caller loads the weights afterwards.
     """
     return widened(blank_model(ModelRecipe.model_validate(recipe)).eval(), classes, **own)
 

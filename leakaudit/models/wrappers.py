@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 WRAPPER_PARTS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_module.")
-"""What DDP, torch.compile, FSDP1, checkpoint wrappers and Opacus put into the names of parameters."""
+"""Parts that DDP, torch.compile, FSDP1, checkpoint wrappers and Opacus add to the names of parameters."""
 
 
 WRAPPER_CLASSES = {
@@ -17,7 +17,7 @@ WRAPPER_CLASSES = {
     "GradSampleModule": "_module",
     "_FabricModule": "_original_module",
 }
-"""Class -> attribute of the model that it wraps. By name, because most of these libraries are not imported here."""
+"""Name of a class -> its attribute with the wrapped model. Names are used because most of these libraries are not imported here."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -37,7 +37,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name as the model itself gives it.
+    """Return a parameter's name without the parts that wrappers add.
 
     >>> plain_name("module.encoder._checkpoint_wrapped_module.0.weight")
     'encoder.0.weight'

@@ -1,4 +1,4 @@
-"""Storage: snapshots on disk between trainer and audit, private and bounded.
+"""Storage: private, bounded folders of snapshots between trainer and audit.
 
 It may import `client`, `models`, `config`, `results` and `files`.
 """

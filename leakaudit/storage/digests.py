@@ -1,8 +1,8 @@
 """Digests of files, computed with several threads.
 
-A digest's name begins with its algorithm: `blake2b-tree:...`, and `sha256:...` in older snapshots.
+A digest begins with the name of its algorithm: `blake2b-tree:...`, or `sha256:...` in older snapshots.
 
-`blake2b-tree` is BLAKE2b in its own tree mode (RFC 7693 leaves it out; Aumasson et al. 2013, "BLAKE2", Sec. 2.10): leaves of 4 MiB,
+`blake2b-tree` is BLAKE2b in tree mode (not in RFC 7693; Aumasson et al. 2013, "BLAKE2", Sec. 2.10): leaves of 4 MiB,
 any number of them below one root, depth 2, 64 bytes from each leaf, 32 bytes from the root. docs/decisions/digests.md has the reasons.
 """
 
@@ -18,26 +18,29 @@ from typing import Any
 from leakaudit.errors import SnapshotVersionError
 
 LEAF = 1 << 22
-"""Bytes of a leaf. Our choice: 3 ms of one thread, long beside handing it over and short beside the whole file."""
+"""Bytes of a leaf. Our choice: one thread needs 3 ms, much longer than a change of threads and much shorter than for a whole file."""
 
 MOST_THREADS = 4
-"""Our choice: four threads of 1.4 GB/s are faster than the disks that they are to keep up with."""
+"""Largest number of threads. Our choice: four threads with 1.4 GB/s each are faster than the disks."""
 
 WAITING = 4
-"""Leaves a thread may have waiting for it, so that what is hashed late does not fill the memory. Our choice: 64 MiB in all."""
+"""Largest number of leaves that wait for each thread.
+
+The limit keeps waiting leaves from filling the memory. Our choice: 64 MiB in all.
+"""
 
 INNER, OUTER = 64, 32
 """Bytes of a leaf's digest and of the root's."""
 
 
 class TreeDigest:
-    """A digest of bytes that come in pieces.
+    """A digest of bytes that are given in pieces.
 
     The pieces must not change before `finish`.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin a digest of no bytes."""
         self._threads = max(
             1, min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
         )
@@ -49,10 +52,10 @@ class TreeDigest:
         self._leaves = 0
 
     def update(self, data: Any) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         left = memoryview(data).cast("B")
         while len(left):
-            if self._held == LEAF:  # handed over only now: the last leaf is hashed as the last
+            if self._held == LEAF:  # not earlier, because the last leaf is hashed with a flag
                 self._hand_over(last=False)
             part, left = left[: LEAF - self._held], left[LEAF - self._held :]
             self._parts.append(part)
@@ -97,11 +100,11 @@ def digest_of(path: Path, like: str = "") -> str:
     """Return the digest of a file's bytes with the name of its algorithm.
 
     Args:
-        path: of the file.
-        like: a digest whose algorithm is used; empty for the one that is used today.
+        path: path of the file.
+        like: digest whose algorithm is used; empty for the current algorithm.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         SnapshotVersionError: `like` names an algorithm that this version does not know.
     """
     name = like.partition(":")[0] if like else "blake2b-tree"

@@ -1,13 +1,13 @@
 """Snapshots encrypted to public keys, in the age format.
 
-A snapshot is encrypted to the owner's public keys, whose private keys never come near the trainer. Where a side process attacks it at
-once, it is also encrypted to a key of the run. The trainer holds that key in memory and hands it to the side process through a
-pipe; it is never written to a disk and is lost when both processes end. Only the owner's key then opens the files, so the machine
-that trains cannot read the snapshots of yesterday.
+A snapshot is encrypted to the owner's public keys. The trainer never has their private keys. If a side process attacks the snapshot
+during the run, it is also encrypted to a key of the run. The trainer holds that key in memory and sends it to the side process through
+a pipe. The key is never written to a disk and is lost when both processes have ended. After that, only the owner's key opens the files,
+so the training machine cannot read the snapshots of earlier runs.
 
-The library `pyrage` (MIT, bindings of rage, one compiled file of 2 MB) does the cryptography, in the extra `encrypt`. We use its
-`encrypt_io`, because `encrypt` and `encrypt_file` hold the interpreter's lock throughout: 100 MiB stopped every other thread for
-0.28 s, with `encrypt_io` for 0.009 s.
+The library `pyrage` (MIT, bindings of rage, one compiled file of 2 MB) does the cryptography; the extra `encrypt` installs it. We use
+its `encrypt_io`, because `encrypt` and `encrypt_file` hold the interpreter's lock all the time: for 100 MiB they stopped every other thread
+for 0.28 s, `encrypt_io` for 0.009 s.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, S
 from leakaudit.files.private_files import create
 
 SUFFIX = ".age"
-"""Added to the name of an encrypted file."""
+"""Suffix of the name of an encrypted file."""
 
 IDENTITY_VARIABLE = "LEAKAUDIT_IDENTITY"
-"""File with the private key, for commands that are not given `--identity`."""
+"""Environment variable with the path of the private key, for commands without `--identity`."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class EncryptionKeys:
     """The keys to which one run encrypts its snapshots."""
 
     recipients: tuple[str, ...]
-    """Public keys: the owner's, and the run's own where there is a side process to read them."""
+    """Public keys: the owner's, and the key of the run if a side process reads the snapshots."""
     identity: str = field(default="", repr=False)
-    """Private key of the run; empty where only the owner's key opens its snapshots."""
+    """Private key of the run; empty if only the owner's keys open the snapshots."""
 
     @classmethod
     def of(cls, owners: Sequence[str], *, run_key: bool) -> EncryptionKeys:
-        """Check the owner's keys, and make one for the run where `run_key` is true.
+        """Check the owner's keys, and make a key of the run if `run_key` is true.
 
         Raises:
             ConfigError: a key is invalid, or the extra is not installed.
@@ -126,12 +126,12 @@ def write_identity(path: Path) -> str:
 
 
 def read_identities(path: Path) -> tuple[str, ...]:
-    """Read private keys from a file, one a line; `#` begins a comment.
+    """Read private keys from a file with one key per line.
 
-    The format is that of age-keygen.
+    The file has the format of age-keygen; `#` begins a comment.
 
     Raises:
-        ConfigError: the file is missing, readable by others, or holds no private key; no message quotes a line of it.
+        ConfigError: the file is missing, readable by others, or holds no private key. No message quotes a line of it.
     """
     try:
         mode = path.stat().st_mode
@@ -164,8 +164,8 @@ def encrypt(source: io.RawIOBase, target: Any, recipients: Sequence[str]) -> Non
     """Encrypt a stream to public keys, piece by piece.
 
     Args:
-        source: read to its end.
-        target: has `write` and `flush`.
+        source: stream that is read to its end.
+        target: object with `write` and `flush`.
         recipients: public keys.
 
     Raises:
@@ -183,7 +183,7 @@ def encrypt(source: io.RawIOBase, target: Any, recipients: Sequence[str]) -> Non
 
 
 class _GuardedTarget:
-    """Forwards writes to a target and remembers the first exception."""
+    """Target that forwards writes and remembers the first exception."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -211,10 +211,10 @@ def decrypt(
 
     Args:
         source: the encrypted file.
-        target: has `write` and `flush`; in memory.
-        identities: private keys, one of which has to fit.
-        name: of the file, for messages.
-        recipients: public keys it was encrypted to, for messages.
+        target: object in memory with `write` and `flush`.
+        identities: private keys; one of them must fit.
+        name: name of the file, for messages.
+        recipients: public keys to which it was encrypted, for messages.
 
     Raises:
         SnapshotSealedError: no key was given, or none fits.
@@ -237,5 +237,5 @@ def decrypt(
     except OSError as error:
         if error.errno is not None:
             raise
-        # Raised by the library, not by the disk: a piece that does not fit its tag, or a stream that ends too early.
+        # The library raised it, not the disk: a piece does not fit its tag, or the stream ends too early.
         raise SnapshotDamagedError(f"{name}: cannot be decrypted: truncated or changed") from None

@@ -1,4 +1,4 @@
-"""Weights that training does not change, and how a change would be noticed."""
+"""Weights that training does not change, and checks that find a change."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from leakaudit.errors import SnapshotError
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells whether a tensor was written to."""
+    """Numbers of a tensor that change if it is written."""
 
     place: int
     """Address of its memory."""
     version: int
-    """PyTorch's count of the operations that wrote to it; writing through `.data` is not counted."""
+    """PyTorch's count of the operations that wrote to it; writes through `.data` are not counted."""
     checksum: int
-    """Sum of its bytes, eight at a time, modulo 2^64: changes with the values but for one chance in 2^64."""
+    """Sum of its bytes, eight at a time, modulo 2^64. The probability that other values have the same sum is 2^-64."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Fingerprint:
-        """Read a tensor once, where it is."""
+        """Return the fingerprint of a tensor, computed on its own device."""
         return cls(tensor.data_ptr(), tensor._version, _checksum(tensor))
 
 
 @dataclass(frozen=True)
 class FrozenWeights:
-    """Live parameters that no optimizer moves, as they are at one step."""
+    """Live parameters that no optimizer changes, at one step."""
 
     tensors: Mapping[str, Tensor]
-    """By name; references, not copies, on whatever device they are."""
+    """Name -> parameter: references, not copies, on their own devices."""
     fingerprints: Mapping[str, Fingerprint]
-    """At that step."""
+    """Name -> fingerprint at that step."""
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
         """Take the fingerprints of parameters.
 
-        Sharded and unusual kinds of tensors are left out.
+        Sharded tensors and other special kinds are left out.
         """
         tensors = {
             name: p.detach()
@@ -56,7 +56,7 @@ class FrozenWeights:
         return FrozenWeights({n: later.tensors[n] for n in names}, {n: self.fingerprints[n] for n in names})
 
     def and_copy(self, name: str, tensor: Tensor) -> FrozenWeights:
-        """Return these weights and one more, which is a copy and so does not change."""
+        """Return these weights and a copy of one more, which cannot change."""
         return FrozenWeights({**self.tensors, name: tensor}, {**self.fingerprints, name: Fingerprint.of(tensor)})
 
     def without(self, names: frozenset[str]) -> FrozenWeights:
@@ -67,10 +67,10 @@ class FrozenWeights:
     def check(self) -> None:
         """Refuse weights that were changed since the step.
 
-        What was read meanwhile may be half old and half new.
+        Data that was read in the meantime may be partly old and partly new.
 
         Raises:
-            SnapshotError: names the first one.
+            SnapshotError: a weight was changed. The message names the first.
         """
         changed = [name for name, tensor in self.tensors.items() if Fingerprint.of(tensor) != self.fingerprints[name]]
         if changed:
@@ -81,7 +81,7 @@ class FrozenWeights:
 
     @property
     def bytes(self) -> int:
-        """Size of all of them."""
+        """Size of all tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 

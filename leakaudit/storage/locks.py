@@ -1,7 +1,7 @@
 """Locks on files and folders that end with their process, even if it is killed.
 
-They are flock(2) locks and not those of the library filelock: docs/decisions/locks.md has the reasons. On a file system without
-locks, a lock on a folder does nothing, and a lock on a file is refused.
+They are flock(2) locks, not locks of the library filelock; docs/decisions/locks.md has the reasons. On a file system without
+locks, a lock on a folder has no effect, and a lock on a file fails.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import create, open_to_lock
 
 WAIT_SECONDS = 10.0
-"""How long a process waits for another one that begins in the same folder. Our choice: making a spool takes well under a second."""
+"""Seconds that a process waits for another one that begins in the same folder. Our choice: creating a spool takes less than a second."""
 
 RETRY_SECONDS = 0.05
-"""Between two attempts. Our choice."""
+"""Seconds between two attempts. Our choice."""
 
 
 def try_lock(descriptor: int) -> bool:
@@ -41,7 +41,7 @@ def try_lock(descriptor: int) -> bool:
 def create_locked(path: Path) -> int | None:
     """Create a file, lock it and return its descriptor.
 
-    Return None, and leave no file, where the file system has no locks.
+    If the file system has no locks, return None and leave no file.
 
     Raises:
         FileExistsError: the file exists.
@@ -63,10 +63,10 @@ def create_locked(path: Path) -> int | None:
 def file_lock(path: Path) -> Iterator[bool]:
     """Lock a file for the duration of the block.
 
-    It is created where it does not exist.
+    The file is created if it does not exist.
 
     Yields:
-        False if another process holds the lock, or the file system has no locks.
+        True if the lock is held; False if another process holds it or the file system has no locks.
 
     Raises:
         OSError: the file cannot be opened, or is a link or a folder.
@@ -86,9 +86,9 @@ def file_lock(path: Path) -> Iterator[bool]:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Lock a folder for the duration of the block.
 
-    It is created where it does not exist, and needs no lock file.
+    The folder is created if it does not exist, and no lock file is needed.
 
-    The block runs without the lock where the file system has no locks, or after `WAIT_SECONDS`.
+    If the file system has no locks, or after `WAIT_SECONDS`, the block runs without the lock.
 
     Raises:
         SpoolError: the folder cannot be created or opened.
@@ -119,9 +119,9 @@ def _wait_for_lock(descriptor: int) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder where its file system has locks, and return its descriptor.
+    """Lock a folder if its file system has locks, and return its descriptor.
 
-    The caller closes it.
+    The caller must close the descriptor.
 
     Raises:
         OSError: the folder cannot be opened.
@@ -135,22 +135,25 @@ def lock_folder(folder: Path) -> int:
 def is_locked(path: Path) -> bool | None:
     """Return whether another process holds a file's lock.
 
-    None where there is no such file, or where nobody can tell.
+    None if the file does not exist or this cannot be found out.
     """
-    # Not blocking, because somebody may have put a pipe there.
+    # O_NONBLOCK, because the path may be a pipe.
     return _probe(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
 
 
 def is_folder_locked(folder: Path) -> bool:
     """Return whether another process holds a folder's lock.
 
-    False where nobody can tell.
+    False if this cannot be found out.
     """
     return _probe(folder, os.O_RDONLY) is True
 
 
 def _probe(path: Path, flags: int) -> bool | None:
-    """Ask for a shared lock, so that two who ask at once do not see each other."""
+    """Return whether another process holds a path's lock; None if unknown.
+
+    It tries a shared lock, so that two processes that ask at the same time do not find each other's lock.
+    """
     try:
         descriptor = os.open(path, flags)
     except OSError:

@@ -1,9 +1,10 @@
-"""A watch on the trainer of this side process, which ends with its trainer.
+"""A watch on this side process's trainer; the process ends with its trainer.
 
-It uses the standard library only, so that it works before anything else is loaded.
+It uses only the standard library, so that it works before any other library is loaded.
 
-Two signs tell that the trainer has ended: our input, a pipe, ends at once, unless forked children of the trainer hold its other end;
-and this process has a new parent, which the next look finds. A trainer that wrote `detach` before lets us continue alone.
+Two signs show that the trainer has ended. First, our input, which is a pipe, ends, unless forked children of the trainer hold its other
+end. Second, this process has a new parent; the watch checks this every `POLL_SECONDS`. If the trainer wrote `detach` before, this process
+continues.
 """
 
 from __future__ import annotations
@@ -20,40 +21,41 @@ from leakaudit.exit_codes import ExitCode
 PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
 """Environment variable of a worker that a trainer started: the trainer's process id."""
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
-"""Environment variable; not empty where the first line of the worker's input is the private key of the run."""
+"""Environment variable; not empty if the first line of the worker's input is the private key of the run."""
 
 ORPHANED = "orphaned"
-"""File in the spool: the worker exited with its trainer, so the snapshot's crash count is not raised."""
+"""File in the spool that says that the worker ended with its trainer, so the snapshot's crash count is not increased."""
 
 POLL_SECONDS = 0.5
-"""Between two looks at the parent. Our choice: the worker of a killed trainer ends within a few of these."""
+"""Seconds between two checks of the parent. Our choice: the worker of a killed trainer ends after a few such checks."""
 
 LAST_WORDS_SECONDS = 0.5
-"""How long to wait for the trainer's last line after it ended. Our choice: the line is in the pipe already."""
+"""Seconds to wait for the trainer's last line after it ended. Our choice: the line is already in the pipe."""
 
 KEY_SECONDS = 60.0
-"""How long to wait for the key of the run. Our choice: the trainer sends it at once."""
+"""Seconds to wait for the key of the run. Our choice: the trainer sends it immediately."""
 
 PR_SET_DUMPABLE = 4
-"""Linux, prctl(2): whether a crash may write this process's memory to a file, and the same user's processes may read it."""
+"""Option of prctl(2) on Linux: whether a crash may write this process's memory to a file, and whether the same user's processes may read
+it."""
 
 
 def yield_processor(process: int, trainer: int, nice: int) -> None:
     """Give a process a lower priority than the trainer's.
 
-    The system sets the limits; a second call changes nothing.
+    The system limits the priority. A second call has no further effect.
 
-    Linux may group processes by session and share the processor between the groups, whatever the priorities inside them
-    (sched(7), "the autogroup feature"). The side process is a session of its own, so its group gets the priority, too.
+    Linux may group processes by session and share the processor between the groups, without regard to the priorities inside them
+    (sched(7), "the autogroup feature"). The side process has its own session, so its group gets the lower priority, too.
 
     Args:
         process: id of the side process; 0 for this one.
         trainer: id of the process that trains.
         nice: steps of priority below the trainer's, 0 to 19.
     """
-    with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without
+    with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without priorities
         os.setpriority(os.PRIO_PROCESS, process, min(19, os.getpriority(os.PRIO_PROCESS, trainer) + nice))
-    with contextlib.suppress(OSError):  # not Linux, or without groups
+    with contextlib.suppress(OSError):  # not Linux, or Linux without groups
         Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
 
 
@@ -65,8 +67,8 @@ def keep_memory_private() -> None:
 
     The memory holds the private batch and the run's key.
 
-    There is no core file (`RLIMIT_CORE` 0); on Linux the process is not dumpable either, so that a program that collects core dumps
-    gets none. Other systems offer less. Only for processes of our own: the training process is the user's.
+    It forbids a core file (`RLIMIT_CORE` 0). On Linux it also makes the process not dumpable, so that a program that collects core dumps
+    gets none. Other systems protect less. Only our own processes may call it: the training process belongs to the user.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
@@ -83,9 +85,9 @@ def offer_memory() -> None:
 
 
 def watch_parent() -> ParentWatch:
-    """Return the watch on this process's trainer, made at the first call.
+    """Return the watch on this process's trainer; the first call creates it.
 
-    It does nothing where no trainer started this process.
+    If no trainer started this process, the watch does nothing.
     """
     global _watch
     if _watch is None or _watch.parent != os.environ.get(PARENT_VARIABLE):
@@ -94,24 +96,24 @@ def watch_parent() -> ParentWatch:
 
 
 class ParentWatch:
-    """Reads what the trainer writes to our input, and ends this process with it."""
+    """Reader of the trainer's lines that ends this process with the trainer."""
 
     def __init__(self) -> None:
-        """Start to read and to watch, if a trainer started us."""
+        """Start to read and to watch, if a trainer started this process."""
         self.parent = os.environ.get(PARENT_VARIABLE)
         self.spool: Path | None = None
-        """Spool in which to note that we ended with the trainer; None before anything was claimed there."""
+        """Spool that gets the file `ORPHANED` when this process ends with the trainer; None before a spool is used."""
         self._lines: list[str] = []
         self._heard = threading.Condition()
         self._detached = False
         if self.parent:
-            offer_memory()  # before the next line: afterwards this process may not write there
+            offer_memory()  # must come first: after the next line this process may not write there
             keep_memory_private()  # before the key of the run is read
             threading.Thread(target=self._watch_parent, daemon=True).start()
             threading.Thread(target=self._listen, daemon=True).start()
 
     def key(self) -> tuple[str, ...]:
-        """Return the private key of the run, if there is one; it is the first line."""
+        """Return the private key of the run, the first line, or an empty tuple."""
         if not self.parent or not os.environ.get(KEY_VARIABLE):
             return ()
         with self._heard:
@@ -136,7 +138,7 @@ class ParentWatch:
                     self._detached = "detach" in self._lines
                     self._heard.notify_all()
         except OSError:
-            return  # no input: the other sign has to do
+            return  # no input: only the other sign can be used
         self._leave()
 
     def _leave(self) -> None:
@@ -145,5 +147,5 @@ class ParentWatch:
         if self.spool is not None:
             with contextlib.suppress(OSError):
                 (self.spool / ORPHANED).touch(mode=0o600)
-        # at once: finished attempts are in the journal, and the snapshot stays for another worker
+        # no cleanup is needed: finished attempts are in the journal, and the snapshot stays for another worker
         os._exit(ExitCode.ORPHANED)

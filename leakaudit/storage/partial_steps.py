@@ -1,4 +1,4 @@
-"""Snapshots of a part of a step: its first blocks, a table's changed rows.
+"""Snapshots of parts of a step: its first blocks, and changed rows of a table.
 
 Letters: V rows of a table, D their width, R rows that were kept.
 """
@@ -22,13 +22,13 @@ from leakaudit.models.recipe import ModelRecipe
 def update_from_rows(
     rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
 ) -> dict[str, Tensor]:
-    """Return the update (V, D), float32, of a table that was kept in rows.
+    """Return the update (V, D), float32, of a table of which some rows were kept.
 
     Args:
         rows: `index` (R,) and `values` (R, D); empty where nothing was kept in rows.
         name: parameter name of the table.
-        weights: of the model, the table among them.
-        folder: of the snapshot, for messages.
+        weights: weights of the model, including the table.
+        folder: folder of the snapshot, for messages.
 
     Raises:
         SnapshotDamagedError: the rows do not fit the table.
@@ -50,8 +50,8 @@ def weights_from_rows(
     Args:
         rows: `index` (R,) and `values` (R, D); empty where nothing was kept in rows.
         name: parameter name of the table.
-        weights: of the model, the table as it was before the changes among them.
-        folder: of the snapshot, for messages.
+        weights: weights of the model, including the table before the changes.
+        folder: folder of the snapshot, for messages.
 
     Raises:
         SnapshotDamagedError: the rows do not fit the table.
@@ -70,7 +70,7 @@ def _checked_rows(
     """Return indices and values of rows of a table.
 
     Raises:
-        SnapshotDamagedError: they do not fit the table.
+        SnapshotDamagedError: the rows do not fit the table.
     """
     index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
     if index is not None and values is not None and table is not None:

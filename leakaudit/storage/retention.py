@@ -1,8 +1,8 @@
-"""Retention: how long snapshots stay, and who may remove them.
+"""Retention: how long snapshots are kept, and who may remove them.
 
-A snapshot holds the private batch, and an update from which the batch can be read. It is removed after its audit; one that is kept
-is removed when it is older than `retention_days`, unless it is on hold. The results remain; in them private text occurs as keyed
-hashes only. With the last snapshot of a run its key is destroyed, so that nobody can try texts against the hashes.
+A snapshot holds the private batch, and an update from which the batch can be read. It is removed after its audit. If the
+configuration keeps it, it is removed when it is older than `retention_days`, unless it is on hold. The results are kept; they hold private
+text only as keyed hashes. The run's key is destroyed with its last snapshot, so that nobody can test texts against the hashes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from leakaudit.storage.spool import STATES, Spool, size_of
 from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
 
 PURGED = "purged.jsonl"
-"""Beside the results: one line for every snapshot that was removed by age or by hand."""
+"""File beside the results with one line for every snapshot that was removed for its age or by a user."""
 
 MAX_MANIFEST = 16 * 1024 * 1024
-"""Most bytes of `snapshot.json` that are read. The same number as in `leakaudit.storage.snapshot_content`, which needs torch; torch is
-not loaded to list files."""
+"""Most bytes of `snapshot.json` that are read. `leakaudit.storage.snapshot_content` has the same number, but needs torch, and listing files
+must not load torch."""
 
 CLOCK_SLACK = timedelta(days=1)
-"""How far in the future a snapshot may seem to have been made before its age counts as unknown: clocks of machines differ."""
+"""Largest difference by which a snapshot's time may be in the future; beyond it, the age is unknown. Clocks of machines differ."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Item:
 
     path: Path
     step: int | None
-    """None where its name does not say."""
+    """Optimizer step; None if the name does not contain it."""
     state: str
     created: datetime | None
-    """None where that cannot be read."""
+    """Time of creation; None if it cannot be read."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     encrypted_to: tuple[str, ...]
     held: str
-    """Why it must not be removed; empty where it may be."""
+    """Why it must not be removed; empty if it may be removed."""
     why: str = ""
-    """Why it is not audited; empty where it is audited, or where somebody works on the spool."""
+    """Why it is not audited; empty if it was audited, or if a trainer or a worker uses the spool."""
 
     def age(self, now: datetime) -> timedelta | None:
-        """Return the age, never negative; None where it is unknown.
+        """Return the age, which is never negative; None if it is unknown.
 
-        It is unknown, too, where the clock was set far back since.
+        It is also unknown if the clock was set far back after the snapshot was made.
         """
         if self.created is None or self.created > now + CLOCK_SLACK:
             return None
@@ -62,7 +62,7 @@ class Item:
 
 
 def items(spool: Spool) -> list[Item]:
-    """Return the snapshots of a spool, by step."""
+    """Return the snapshots of a spool, ordered by step."""
     return sorted(
         (_item(spool, path) for path in spool.entries()), key=lambda item: (len(item.path.stem), item.path.name)
     )
@@ -96,9 +96,9 @@ def _words(found: Any) -> tuple[str, ...]:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return `snapshot.json`, or an empty dictionary where it cannot be read.
+    """Return `snapshot.json`, or an empty dictionary if it cannot be read.
 
-    A damaged snapshot is listed and purged all the same.
+    Damaged snapshots are listed and purged as well.
     """
     try:
         found = parse_json(read_bounded(path / "snapshot.json", MAX_MANIFEST))
@@ -115,7 +115,7 @@ def _modified(path: Path) -> datetime | None:
 
 
 def _reason(hold: Path) -> str:
-    """Return why something is on hold; a file that cannot be read is a hold, too."""
+    """Return why something is on hold; a file that cannot be read also counts."""
     try:
         return str(parse_json(read_bounded(hold, MAX_JSON_BYTES))["reason"])
     except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +125,7 @@ def _reason(hold: Path) -> str:
 
 
 def counted(found: Sequence[Item]) -> str:
-    """Return how many there are, in words: `1 snapshot`, `3 snapshots`."""
+    """Return the number of snapshots as text: `1 snapshot`, `3 snapshots`."""
     return "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
 
 
@@ -133,39 +133,39 @@ def counted(found: Sequence[Item]) -> str:
 
 
 def hold(spool: Spool, steps: tuple[int, ...], reason: str, *, now: datetime) -> list[Item]:
-    """Put snapshots on hold: neither worker nor age nor hand removes them.
+    """Put snapshots on hold, so that no worker, age limit or user removes them.
 
     Args:
-        spool: theirs.
-        steps: which; empty for everything in the spool, later snapshots included.
-        reason: shown to whoever wants to remove them.
+        spool: the spool of the snapshots.
+        steps: their steps; empty for the whole spool, including later snapshots.
+        reason: text for users who want to remove them.
         now: the time.
 
     Returns:
         The snapshots that are now on hold.
 
     Raises:
-        SpoolError: no snapshot of such a step.
+        SpoolError: a step has no snapshot.
     """
     text = json.dumps({"reason": reason, "since": now.isoformat(timespec="seconds")})
     chosen = _chosen(spool, steps)
     for folder in [item.path for item in chosen] if steps else [spool.root]:
         try:
             write_atomic(folder / HOLD, text)
-        except FileNotFoundError:  # the worker has renamed it since
+        except FileNotFoundError:  # the worker has renamed it in the meantime
             (again,) = _chosen(spool, (int(folder.stem),))
             write_atomic(again.path / HOLD, text)
     return chosen
 
 
 def unhold(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
-    """Take holds off: of these steps, or all of them.
+    """Remove the holds of these steps, or all holds.
 
     Returns:
-        The snapshots that may be removed now.
+        The snapshots that were on hold and may be removed now.
 
     Raises:
-        SpoolError: no snapshot of such a step, or the whole spool is held.
+        SpoolError: a step has no snapshot, or steps are given although the whole spool is on hold.
     """
     before = [item for item in _chosen(spool, steps) if item.held]
     if steps and (spool.root / HOLD).exists():
@@ -194,7 +194,7 @@ def _chosen(spool: Spool, steps: tuple[int, ...]) -> list[Item]:
 
 @dataclass(frozen=True)
 class Purged:
-    """What a purge did, or would do."""
+    """Result of a purge, or of a dry run."""
 
     removed: tuple[Item, ...]
     held: tuple[Item, ...]
@@ -205,7 +205,7 @@ class Purged:
 
     @property
     def bytes(self) -> int:
-        """Size of what was removed."""
+        """Size of the removed snapshots in bytes."""
         return sum(item.size for item in self.removed)
 
 
@@ -218,18 +218,18 @@ def purge(
     finished_only: bool = False,
     dry_run: bool = False,
 ) -> Purged:
-    """Remove snapshots, and with the last one the key of the run's hashes.
+    """Remove snapshots; with the last one, also the key of the run's hashes.
 
     Args:
-        spool: theirs.
+        spool: the spool of the snapshots.
         now: the time.
-        older_than: remove only what is older; None for any age. A snapshot whose age is unknown is not older than anything.
-        steps: only these; empty for all.
-        finished_only: leave alone what still waits for its audit.
-        dry_run: only return what would be done.
+        older_than: remove only older snapshots; None for any age. A snapshot of unknown age is never older.
+        steps: remove only snapshots of these steps; empty for all.
+        finished_only: keep snapshots that still wait for their audit.
+        dry_run: remove nothing, and return what would be removed.
 
     Raises:
-        SpoolError: no snapshot of such a step.
+        SpoolError: a step has no snapshot.
     """
     wanted = [item for item in _chosen(spool, steps) if older_than is None or _is_older(item, now, older_than)]
     if finished_only:
@@ -250,10 +250,10 @@ def purge(
 def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
     """Remove snapshots older than their audit's `retention_days`.
 
-    In this spool and in those of earlier runs beside it.
+    It looks in this spool and in the spools of earlier runs beside it.
 
     Yields:
-        One line for each spool where something was removed or could not be.
+        One line for each spool from which a snapshot was removed.
     """
     folder = spool.root.absolute().parent
     name = folder.name.partition(".")[0]
@@ -271,7 +271,7 @@ def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
 
 
 def _is_numbered(name: str, stem: str) -> bool:
-    """Return whether `archive_previous` named a folder: `audit.3`, `audit-2`."""
+    """Return whether a folder has a name as `archive_previous` gives: `audit.3`."""
     rest = name.removeprefix(stem)
     return rest[:1] in (".", "-") and rest[1:].isdecimal()
 
@@ -292,7 +292,7 @@ def _in_use(spool: Spool) -> tuple[str, ...]:
 def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
     """Write a line in `purged.jsonl`, then remove the files.
 
-    In this order, a crash in between leaves a line too many rather than one too few.
+    With this order, a crash between the two leaves an extra line; no line is missing.
     """
     line: dict[str, Any] = {
         "snapshot": item.path.stem,
@@ -302,22 +302,22 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
         "why": why,
         "bytes": item.size,
     }
-    if item.encrypted_to:  # a digest of unencrypted bytes would confirm a text to somebody who tries texts
+    if item.encrypted_to:  # anyone who tries texts could confirm one with a digest of unencrypted bytes
         line["digests"] = _below(_manifest(item.path), "digests")
     append_line(spool.root.parent / PURGED, json.dumps(line))
     if item.path.is_dir() and not item.path.is_symlink():
         shutil.rmtree(item.path)
     else:
-        item.path.unlink()  # not a snapshot, but it has the name of one
+        item.path.unlink()  # no snapshot, although its name looks like one
 
 
 def _destroy_key(spool: Spool) -> bool:
     """Remove the key of the run's hashes and its salt from their files.
 
-    Nothing happens while a snapshot is left, or while somebody works on the audit.
+    Nothing is removed while the spool has a snapshot or the audit is in progress.
 
     Returns:
-        Whether there was one. The file no longer holds it; whether the disk still does cannot be told.
+        Whether there was a key or salt. The file does not hold it any more, but the disk may still have the old bytes.
     """
     if spool.entries() or spool.under_way():
         return False
@@ -337,7 +337,7 @@ def _destroy_key(spool: Spool) -> bool:
 
 
 def check_folder(spool: Spool) -> Iterator[str]:
-    """Yield what is wrong with the spool's own folder and files."""
+    """Yield the problems of the spool's own folder and files."""
     tokenizer = spool.root / "tokenizer"
     for path in (spool.root, *spool.root.glob("*.json"), tokenizer, *tokenizer.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
@@ -346,14 +346,14 @@ def check_folder(spool: Spool) -> Iterator[str]:
 
 
 def check_snapshot(spool: Spool, item: Item, identities: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield what is wrong with a snapshot.
+    """Yield the problems of a snapshot.
 
-    It is readable by others, not encrypted as asked, incomplete or changed, or no key opens it.
+    Others can read it, it is not encrypted although it should be, it is incomplete or changed, or no key opens it.
 
     Args:
-        spool: which holds it.
-        item: the snapshot; one that is being written is not checked.
-        identities: private keys; encrypted files are opened only with one.
+        spool: the spool that holds it.
+        item: the snapshot; a snapshot that is being written is not checked.
+        identities: private keys; without a key, encrypted files are not opened.
     """
     from leakaudit.storage.snapshot_files import read_tensors, stored_name
     from leakaudit.storage.snapshots import check_files

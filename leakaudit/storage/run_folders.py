@@ -1,4 +1,4 @@
-"""The folder of a new audit; two runs never share one."""
+"""The folder of a new audit; two runs never share a folder."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from leakaudit.storage.spool_files import LEFT_BY_AUDIT
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a new audit goes."""
+    """The folder of a new audit, with a note about an earlier audit."""
 
     folder: Path
     note: str = ""
-    """What became of an earlier audit there, in a clause for the user; empty where there was none."""
+    """A clause for the user that says what happened to an earlier audit there; empty if there was no earlier audit."""
 
 
 def allocate_run_folder(
     wanted: Path, config: AuditConfig, tokenizer: Any, command: str = ""
 ) -> tuple[Spool, RunFolder]:
-    """Make room for an audit in `wanted`, and a new spool in it.
+    """Move an earlier audit out of `wanted` and create a new spool.
 
-    Trainers that begin at the same moment take turns.
+    Trainers that begin at the same time do this one after another.
 
     Returns:
-        The spool, whose configuration names the folder that was found, and what became of an earlier audit.
+        The spool, whose configuration names the chosen folder, and the folder with the note about an earlier audit.
 
     Raises:
         SpoolError: `wanted` is a link, or cannot be written.
-        ConfigError: the keys that snapshots are to be encrypted to cannot be used.
+        ConfigError: a key for the encryption of snapshots cannot be used.
     """
     with folder_lock(wanted.parent):
         found = archive_previous(wanted)
@@ -46,17 +46,17 @@ def allocate_run_folder(
 def archive_previous(wanted: Path) -> RunFolder:
     """Move an earlier audit's files out of `wanted`.
 
-    So it always holds the latest run, and two runs never mix.
+    `wanted` thus holds only files of the latest run.
 
-    They go to `wanted.1`, `wanted.2`..., the latest to the highest number; other files stay where they are. An audit that is
-    still under way is left alone: then the new one goes to `wanted-2`, `wanted-3`..., and the note says so.
+    The files are moved to the first of `wanted.1`, `wanted.2`... that does not exist; files that no audit made are not moved. An audit in
+    progress, or one that cannot be moved, keeps its folder. The new audit then gets `wanted-2`, `wanted-3`..., and the note says so.
 
     Raises:
         SpoolError: `wanted` is a link.
     """
     check_no_link(wanted)
     if not _holds_audit(wanted):
-        with contextlib.suppress(OSError):  # a folder that cannot be written is reported when the spool is created
+        with contextlib.suppress(OSError):  # `Spool.create` reports a folder that cannot be written
             (wanted / NOT_AUDITED).unlink(missing_ok=True)
         return RunFolder(wanted)
     if Spool(wanted / "spool").under_way() or is_folder_locked(wanted):

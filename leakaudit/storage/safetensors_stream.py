@@ -1,12 +1,12 @@
-"""Tensors as a stream of bytes in the safetensors format, and back.
+"""Streams that write and read tensors in the safetensors format.
 
-Neither a second copy of them nor a file is needed.
+They need neither a second copy of the tensors nor a file.
 
-`safetensors` itself writes to a path that it opens on its own, or to bytes that double the memory; a snapshot is written to a file
-that was created for its owner only, and hashed or encrypted on the way, so that no unencrypted byte needs to reach the disk.
+The library `safetensors` writes to a path that it opens itself, or to bytes that double the memory. A snapshot is instead written to a file
+that only its owner can read. Its bytes are hashed or encrypted before they are written, so no unencrypted byte needs to reach the disk.
 
 The format (safetensors README, "Format"): 8 bytes little-endian N; N bytes of JSON, name -> {dtype, shape, data_offsets}; then the
-data, row-major, little-endian, without holes. The header is padded with spaces to a multiple of 8, as the library does.
+data, row-major, little-endian, without gaps. The header is padded with spaces to a multiple of 8, as in the library.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names of the types, as the library spells them."""
+"""Torch's type -> name of the type in the library."""
 
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
-"""The same, the other way round."""
+"""Name of the type in the library -> torch's type."""
 
 MAX_HEADER_BYTES = 32 * 1024 * 1024
-"""Of a safetensors file. Our choice: the largest public models have below 100,000 tensors at about 150 bytes each."""
+"""Most bytes of a file's header. Our choice: the largest public models have below 100,000 tensors at about 150 bytes each."""
 
 PIECE = 1 << 22
-"""Bytes handed on at a time: 4 MiB, large enough that writing releases the interpreter for as long as it takes."""
+"""Bytes of a piece: 4 MiB, large enough that the interpreter's lock is free for almost all of the time of writing."""
 
 
 class TensorStream(io.RawIOBase):
-    """A read-only stream over tensors; they must not change until it is read."""
+    """A read-only stream over tensors, which must not change until it is read."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Lay out the file.
+        """Make the header of the file.
 
         Args:
-            tensors: dense; what is on a GPU is fetched a piece at a time.
+            tensors: dense tensors; those on a GPU are copied piece by piece.
 
         Raises:
-            SnapshotError: a type that the format has no name for.
+            SnapshotError: the format has no name for the type of a tensor.
         """
         super().__init__()
-        # The widest types first, so that every tensor starts at a multiple of its width; the library does the same.
+        # The widest types are first, so that every tensor starts at a multiple of its width, as in the library.
         self._tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
         header: dict[str, Any] = {}
         offset = 0
@@ -82,7 +82,7 @@ class TensorStream(io.RawIOBase):
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
         self.size = len(self._head) + offset
-        """Bytes of the whole file."""
+        """Size of the whole file in bytes."""
         self._pieces = self.pieces()
         self._left = memoryview(b"")
 
@@ -101,7 +101,7 @@ class TensorStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as the current piece goes; 0 at the end."""
+        """Copy bytes of one piece into `buffer` and return their number; 0 at the end."""
         while not len(self._left):
             piece = next(self._pieces, None)
             if piece is None:
@@ -116,15 +116,15 @@ class TensorStream(io.RawIOBase):
 class TensorSink(io.RawIOBase):
     """A write-only stream that fills tensors from a safetensors file.
 
-    The bytes go into the tensors as they come.
+    The bytes are written directly into the tensors.
     """
 
     def __init__(self, read_head: Callable[[bytes], Mapping[str, Any]], most: int) -> None:
-        """Begin with nothing.
+        """Begin without any bytes.
 
         Args:
-            read_head: makes a header of the first bytes of the file: its length, then so many bytes of JSON.
-            most: bytes that the file can have.
+            read_head: function from the first bytes of the file to its header; they are the length, then as many bytes of JSON.
+            most: largest possible number of bytes of the file.
         """
         super().__init__()
         self._read_head = read_head
@@ -134,16 +134,16 @@ class TensorSink(io.RawIOBase):
         self._place = 0
         self._next = 0
         self.tensors: dict[str, Tensor] = {}
-        """On the CPU; complete once `whole` is true."""
+        """Name -> tensor on the CPU; complete when `whole` is true."""
         self.failure: Exception | None = None
-        """What was wrong with the header; a library in between puts it into other words."""
+        """Exception of the header; a library between may replace it by its own exception."""
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         left = memoryview(data).cast("B")
         if self._layout is None:
             try:
@@ -157,16 +157,16 @@ class TensorSink(io.RawIOBase):
             target[self._place - start : self._place - start + count] = left[:count]
             self._place, left = self._place + count, left[count:]
             self._next += self._place == end
-        self._place += len(left)  # beyond the last tensor: the file is longer than its header says
+        self._place += len(left)  # bytes after the last tensor: the file is longer than its header says
         return len(data)
 
     @property
     def whole(self) -> bool:
-        """Whether every tensor is filled and nothing came after the last."""
+        """Whether every tensor is filled and no bytes followed the last one."""
         return self._layout is not None and self._place == (self._layout[-1][1] if self._layout else 0)
 
     def _take_head(self, data: memoryview) -> memoryview:
-        """Read the header once it is there; return what follows it."""
+        """Read the header once it is complete; return the bytes after it."""
         self._head += data
         size = int.from_bytes(self._head[:8], "little")
         if len(self._head) < 8 or len(self._head) < 8 + size <= 8 + MAX_HEADER_BYTES:
@@ -175,10 +175,10 @@ class TensorSink(io.RawIOBase):
         return memoryview(bytes(self._head[8 + size :]))
 
     def _lay_out(self, header: Mapping[str, Any]) -> None:
-        """Make the tensors of a header.
+        """Create the tensors that a header describes.
 
         Raises:
-            ValueError: it leaves holes, or describes more than there can be.
+            ValueError: the header leaves gaps, or describes more bytes than the file can have.
         """
         entries = sorted((e["data_offsets"], n, e) for n, e in header.items() if n != "__metadata__")
         layout, end = [], 0

@@ -1,4 +1,4 @@
-"""Weights that training does not move, written once and linked into snapshots.
+"""Weights that training does not change, stored once for all snapshots.
 
 Letters: V rows of a table of token vectors, D their width, R rows that changed.
 """
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from leakaudit.storage.snapshot_files import Base
 
 BASES = "base"
-"""Folder of the shared weights, in the spool."""
+"""Name of the folder of shared weights in the spool."""
 
 
 class SharedWeights:
     """The file of weights that all snapshots of a run have in common."""
 
     def __init__(self, root: Path) -> None:
-        """Name the spool's folder; nothing is touched."""
+        """Remember the spool's folder; no file is read or written."""
         self._folder = root / BASES
         self._base: Base | None = None
-        """Frozen weights that were written, once for all snapshots."""
+        """The file of frozen weights, once it is written."""
         self._table: Tensor | None = None
-        """(V, D): a table of token vectors as it was at the first kept step."""
+        """(V, D) table of token vectors at the first kept step."""
 
     def take_out(
         self,
@@ -43,16 +43,16 @@ class SharedWeights:
         """Split a snapshot's weights into the shared file and the rest.
 
         Args:
-            weights: of one step, without the frozen ones.
-            frozen: weights that training does not move.
-            table: one of `weights` of which a step moves a few rows.
-            recipients: public keys to encrypt the shared file to.
+            weights: weights of one step, without the frozen ones.
+            frozen: weights that training does not change.
+            table: name of one of `weights`, of which a step changes only a few rows.
+            recipients: public keys to which the shared file is encrypted.
 
         Returns:
-            Arguments of `write_snapshot`: `weights`, and where weights are shared `base` and `weight_rows`.
+            Arguments of `write_snapshot`: `weights`, and also `base` and `weight_rows` if weights are shared.
 
         Raises:
-            SnapshotError: the shared file cannot be written, or the weights changed meanwhile; nothing is left behind.
+            SnapshotError: the shared file cannot be written, or the weights changed meanwhile. No file is left.
         """
         if table is not None:
             frozen = self._with_table(table, weights[table], frozen)
@@ -66,7 +66,7 @@ class SharedWeights:
         return {"base": base, "weights": own}
 
     def remove(self) -> None:
-        """Remove the file; snapshots that are linked to it keep the weights."""
+        """Remove the file; snapshots with a link to it keep the weights."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _with_table(self, name: str, tensor: Tensor, frozen: FrozenWeights | None) -> FrozenWeights:
@@ -80,7 +80,7 @@ class SharedWeights:
     def _changed_rows(self, name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the weights without a table, and the table's changed rows (R, D).
 
-        Nothing if more than half of the rows changed.
+        Empty if more than half of the rows changed.
         """
         from leakaudit.storage.frozen_weights import changed_rows
 
@@ -91,10 +91,10 @@ class SharedWeights:
         return {"weights": {n: w for n, w in weights.items() if n != name}, "weight_rows": (rows, now[rows])}
 
     def _written(self, frozen: FrozenWeights, recipients: Sequence[str]) -> Base:
-        """Return the shared file, written if it is not there.
+        """Return the shared file; write it if it does not exist.
 
         Raises:
-            SnapshotError: it cannot be written, or the weights changed meanwhile; nothing is left behind.
+            SnapshotError: the file cannot be written, or the weights changed meanwhile. No file is left.
         """
         from leakaudit.client.snapshot import BASE
         from leakaudit.storage.snapshot_files import Base, write_tensors

@@ -1,7 +1,7 @@
-"""What a snapshot may hold; checked once, before anything is built from it.
+"""Checks of a snapshot's content, before anything is built from it.
 
-A snapshot is a file, and a file can be made by hand. The bounds are far above what a training step needs, and low enough that what
-is above them is refused at once. The same check runs when a snapshot is written, so what is kept can be read.
+A snapshot is a file, and anyone can make a file. The bounds are far above the needs of a training step, but low enough to refuse harmful
+content early. The same check runs when a snapshot is written, so every kept snapshot can be read.
 
 Letters: B sequences, T tokens of one sequence.
 """
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from leakaudit.client.snapshot import Manifest
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
-"""Of `snapshot.json`. Our choice: ten thousand names of parameters take about 2 MiB."""
+"""Most bytes of `snapshot.json`. Our choice: ten thousand names of parameters take about 2 MiB."""
 MAX_MICRO_BATCHES = 4096
-"""Forward passes in one optimizer step. Our choice: gradient accumulation in use stays below a thousand."""
+"""Most forward passes of one optimizer step. Our choice: in practice, gradient accumulation uses less than a thousand."""
 MAX_SEQUENCES = 100_000
-"""Sequences in one optimizer step. Our choice: without tokens they take no bytes, so the size of the file does not bound them."""
+"""Most sequences of one optimizer step. Our choice: sequences without tokens have no bytes, so the file's size does not limit them."""
 MAX_RANK = 8
-"""Dimensions of a tensor of the batch. Our choice: video has five."""
+"""Most dimensions of a tensor of the batch. Our choice: video has five."""
 MAX_CLASSES = 1_000_000
-"""Our choice: the largest public label sets have tens of thousands."""
+"""Most classes. Our choice: the largest public label sets have tens of thousands."""
 MAX_VOCABULARY = 100_000_000
-"""Our choice: the largest tokenizers in use have below a million tokens."""
+"""Most tokens of a vocabulary. Our choice: the largest tokenizers in use have less than a million."""
 MAX_LOCAL_STEPS = 100_000
-"""Our choice: one round of federated averaging takes hundreds."""
+"""Most local steps. Our choice: one round of federated averaging has hundreds."""
 MAX_STEP = 10**15
-"""Number of an optimizer step: every number below it keeps its digits as a float."""
+"""Largest number of an optimizer step: a float represents every smaller whole number exactly."""
 
 _KEY = re.compile(r"(0|[1-9][0-9]{0,8})/(?:(inputs|rng|kept_back|pulls|options)/.+|num_items|again)", re.DOTALL)
 
@@ -47,12 +47,12 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
 
     Args:
         tensors: key in the file -> tensor.
-        where: the file, for messages.
+        where: name of the file, for messages.
         arrays: whether the model classifies arrays, so that `input_ids` is (B, 0).
-        vocabulary: number of token ids; 0 where it is not known.
+        vocabulary: number of token ids; 0 if it is unknown.
 
     Raises:
-        SnapshotDamagedError: names the first key that is wrong, what it should hold and what was found. Never a value.
+        SnapshotDamagedError: a tensor is wrong. The message says what was expected and what was found, never a value.
     """
     batches: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -78,7 +78,7 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
     if ids is None:
         raise _damaged(where, "a batch without `input_ids`", f"{len(batch)} other tensors")
     shaped = ids.dim() == 2 or (ids.dim() == 3 and not arrays)
-    # A process may draw nothing where others draw something (Poisson sampling), so one micro-batch may be empty.
+    # With Poisson sampling, one process may draw no example, so one micro-batch may be empty.
     if not shaped or _is_real(ids) or (ids.shape[-1] == 0 and len(ids) > 0 and not arrays):
         raise _damaged(where, "`input_ids` that are not whole numbers of shape (B, T) or (B, choices, T)", _shape(ids))
     if vocabulary and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
@@ -93,7 +93,7 @@ def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocab
 
 
 def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
-    """Return what is wrong with one tensor of a micro-batch; empty if nothing is."""
+    """Return the problem of one tensor of a micro-batch; empty if it is valid."""
     part, _, rest = name.partition("/")
     if tensor.dim() > MAX_RANK:
         return f"no tensor of at most {MAX_RANK} dimensions"
@@ -115,7 +115,7 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
 def _masks(mask: Tensor, ids: Tensor) -> bool:
     """Return whether a mask fits token ids.
 
-    It has one entry a token, or is (B, T, T) or (B, heads, T, T) of what attends to what.
+    It has one entry for each token, or one for each pair of tokens: (B, T, T) or (B, heads, T, T).
     """
     width = ids.shape[-1]
     pairs = mask.dim() in (3, 4) and mask.shape[-1] == width and mask.shape[-2] in (1, width)
@@ -126,7 +126,7 @@ def check_update(update: Mapping[str, Tensor], where: str) -> None:
     """Refuse an update that holds anything but floating-point numbers.
 
     Raises:
-        SnapshotDamagedError: names the first parameter.
+        SnapshotDamagedError: an update is not floating point. The message names the first parameter.
     """
     odd = [name for name, tensor in update.items() if not tensor.is_floating_point()]
     if odd:
@@ -139,7 +139,7 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     Numbers may not be negative, infinite, or beyond the bounds above.
 
     Raises:
-        SnapshotDamagedError: names the first one.
+        SnapshotDamagedError: a fact is invalid. The message names the first.
     """
     facts, recipe, provenance, words = (
         manifest.facts,
@@ -191,7 +191,7 @@ def check_size(size: int, where: str) -> None:
     """Refuse a file larger than this machine's memory, before it is read.
 
     Raises:
-        SnapshotDamagedError: says how large it is, and how much memory there is.
+        SnapshotDamagedError: the file is too large. The message has its size and the size of the memory.
     """
     memory = psutil.virtual_memory().total
     if size > memory:

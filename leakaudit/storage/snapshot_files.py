@@ -1,8 +1,8 @@
-"""The files of a snapshot: private, hashed while written, encrypted where asked.
+"""The files of a snapshot: private, hashed, and encrypted if configured.
 
-Every file is created new (O_EXCL), never through a link (O_NOFOLLOW), with mode 0600 whatever the umask, and synced before the
-snapshot gets its name. With recipients, no unencrypted byte reaches the disk, and the digest is that of the encrypted bytes: somebody
-who tries texts could confirm a short text by the digest of its tensors.
+Every file is new (O_EXCL), is never created through a link (O_NOFOLLOW), has mode 0600 with any umask, and is synced before the
+snapshot gets its name. With recipients, no unencrypted byte reaches the disk, and the digest is computed over the encrypted bytes: with a
+digest of the tensors, anyone who tries texts could confirm a short text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from leakaudit.storage.encryption import SUFFIX, decrypt, encrypt
 from leakaudit.storage.safetensors_stream import MAX_HEADER_BYTES, TensorSink, TensorStream
 
 MAX_DIMENSIONS = 64
-"""Most dimensions of a tensor. PyTorch itself indexes no more."""
+"""Most dimensions of a tensor. PyTorch cannot index more."""
 
 
 class _HashedFile:
-    """A new private file that hashes what is written to it."""
+    """A new private file that hashes its bytes while they are written."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = create(path)
@@ -61,16 +61,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequenc
     """Write tensors to a new file.
 
     Args:
-        path: where; `.age` is added to it if there are recipients.
-        tensors: dense; they must not change until the file is written.
-        recipients: public keys to encrypt to; empty to leave the file unencrypted.
+        path: path of the file; `.age` is added if there are recipients.
+        tensors: dense tensors, which must not change until the file is written.
+        recipients: public keys to which the file is encrypted; empty for no encryption.
 
     Returns:
         The file's name and the digest of its bytes.
 
     Raises:
-        OSError: it exists, or cannot be written.
-        SnapshotError: the format has no such dtype.
+        OSError: the file exists, or cannot be written.
+        SnapshotError: the format does not have the dtype of a tensor.
         ConfigError: a public key is invalid.
     """
     stream = TensorStream(tensors)
@@ -93,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a new small file.
 
     Raises:
-        OSError: it exists, or cannot be written.
+        OSError: the file exists, or cannot be written.
     """
     out = _HashedFile(path)
     try:
@@ -108,7 +108,7 @@ def stored_name(folder: Path, name: str) -> str | None:
 
 
 LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""Error numbers of a file system that has no hard links, or no more of them."""
+"""Error numbers of a file system without hard links, or with too many of them."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,20 @@ class Base:
     path: Path
     digest: str
     names: frozenset[str]
-    """Of the parameters in it."""
+    """Names of the parameters in it."""
 
 
 def link_base(base: Base, folder: Path) -> str:
     """Put a shared file into a snapshot, as a hard link.
 
-    It is a copy where the file system has no links. A link keeps the bytes as long as one snapshot has it, wherever the snapshot's
-    folder is moved on the same disk.
+    If the file system has no links, the file is copied. The bytes of a linked file exist until the last snapshot with a link is removed,
+    even if a snapshot's folder is moved on the same disk.
 
     Returns:
         The file's name.
 
     Raises:
-        OSError: it was removed, or cannot be written.
+        OSError: the shared file was removed, or the snapshot cannot be written.
     """
     target = folder / base.path.name
     try:
@@ -148,13 +148,13 @@ def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequenc
     """Read tensors; an encrypted file is decrypted into their memory in pieces.
 
     Args:
-        path: as `stored_name` found it.
+        path: path with the name that `stored_name` returns.
         identities: private keys.
-        recipients: whom it was encrypted to, for messages.
+        recipients: public keys to which it was encrypted, for messages.
 
     Raises:
-        SnapshotSealedError: it is encrypted and no key fits.
-        SnapshotDamagedError: it is not a safetensors file, or was changed.
+        SnapshotSealedError: the file is encrypted and no key fits.
+        SnapshotDamagedError: the file is not in the safetensors format, or was changed.
     """
     try:
         if path.suffix != SUFFIX:
@@ -171,7 +171,7 @@ def _decrypted(path: Path, identities: Sequence[str], recipients: Sequence[str])
 
     Raises:
         SnapshotSealedError: no key fits.
-        SnapshotDamagedError: it was changed, or is no file of ours.
+        SnapshotDamagedError: the file was changed, or no snapshot has such a file.
     """
     sink = TensorSink(lambda head: _check_header(io.BytesIO(head), path), most=path.stat().st_size)
     try:
@@ -188,12 +188,12 @@ def _decrypted(path: Path, identities: Sequence[str], recipients: Sequence[str])
 
 
 def _check_header(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Return the header of a file, unless it describes more than a file can hold.
+    """Return the header of a file after checking its length and dimensions.
 
-    It is checked before tensors are made from it.
+    The check comes before tensors are created.
 
     Raises:
-        SnapshotDamagedError: it is too long, is not JSON, or has a tensor of too many dimensions.
+        SnapshotDamagedError: the header is too long, is not JSON, or has a tensor of too many dimensions.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:

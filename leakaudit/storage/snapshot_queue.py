@@ -1,6 +1,6 @@
 """The queue of snapshots that wait for their attacks.
 
-A snapshot changes hands by one rename.
+A process takes or returns a snapshot by one rename.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from leakaudit.storage.parent_watch import ORPHANED
 from leakaudit.storage.spool_files import HOLD, REASON
 
 CRASHES = "deaths"
-"""File in a claimed snapshot that counts the workers that crashed on it."""
+"""File in a snapshot with the number of workers that crashed while they audited it."""
 
 MAX_CRASHES = 2
-"""Workers that may crash on one snapshot before it is set aside. Our choice: the trainer starts a worker three times, so the last one
-still audits the other snapshots."""
+"""Number of worker crashes after which a snapshot is set aside. Our choice: the trainer starts a worker three times, so the last one
+can still audit the other snapshots."""
 
 
 class SnapshotQueue:
-    """The snapshots of one spool, as the worker takes and returns them."""
+    """The snapshots of one spool that a worker takes and returns."""
 
     def __init__(self, root: Path) -> None:
-        """Name the spool's folder; nothing is touched."""
+        """Remember the spool's folder; no file is read or written."""
         self._root = root
 
     def claim(self) -> Path | None:
-        """Take the oldest waiting snapshot, or return None."""
+        """Claim and return the oldest waiting snapshot, or return None."""
         for path in sorted(self._root.glob("*.ready"), key=lambda path: (len(path.name), path.name)):
             if path.is_symlink() or not path.is_dir():
-                continue  # not ours: a snapshot is a folder
+                continue  # not a snapshot, which is a folder
             claimed = path.with_suffix(".run")
             try:
                 path.rename(claimed)
             except OSError:
-                continue  # the spool was purged in between
+                continue  # the snapshot was removed in the meantime
             return claimed
         return None
 
     def give_back(self, claimed: Path) -> None:
-        """Put a claimed snapshot back, because the worker stops before it is done."""
+        """Return a claimed snapshot that the worker has not audited to the end."""
         if claimed.is_dir():
             _replace(claimed, claimed.with_suffix(".ready"))
 
@@ -57,7 +57,7 @@ class SnapshotQueue:
     def set_aside(self, claimed: Path, *, keep: bool, reason: str = "") -> None:
         """Remove a snapshot that cannot be audited.
 
-        Where snapshots are kept, it is kept with the reason.
+        If snapshots are kept, or it is on hold, it is kept with the reason.
         """
         if keep or self.held(claimed):
             with contextlib.suppress(OSError):
@@ -69,16 +69,16 @@ class SnapshotQueue:
     def held(self, snapshot: Path) -> bool:
         """Return whether a snapshot, or the whole spool, is on hold.
 
-        Then nothing may remove it.
+        If so, nothing may remove it.
         """
         return (self._root / HOLD).exists() or (snapshot / HOLD).exists()
 
     def requeue(self) -> None:
-        """Put back what a killed worker had claimed.
+        """Return the snapshots that a killed worker had claimed to the queue.
 
-        The journal has its finished attempts, which are not repeated.
+        The journal has the worker's finished attempts, so they are not repeated.
 
-        A snapshot on which `MAX_CRASHES` workers crashed is set aside. A worker that ended with its trainer is not counted.
+        A snapshot on which `MAX_CRASHES` workers crashed is set aside. A worker that ended with its trainer does not count.
         """
         orphaned = (self._root / ORPHANED).exists()
         for path in sorted(path for path in self._root.glob("*.run") if path.is_dir() and not path.is_symlink()):
@@ -87,14 +87,14 @@ class SnapshotQueue:
         (self._root / ORPHANED).unlink(missing_ok=True)
 
     def poisonous(self) -> list[Path]:
-        """Return the snapshots that are to be set aside because workers crashed on them."""
+        """Return the snapshots to set aside because workers crashed on them."""
         found = (path for path in self._root.glob("*.bad") if (path / CRASHES).exists())
         return sorted(path for path in found if not (path / REASON).exists())
 
     def pending(self) -> list[Path]:
-        """Return the snapshots that are still to be audited, in order.
+        """Return the snapshots that are not audited yet, in order.
 
-        The one under attack comes first.
+        The claimed snapshot is first.
         """
         try:
             found = [path for path in self._root.iterdir() if path.suffix in (".run", ".ready")]
@@ -107,9 +107,9 @@ class SnapshotQueue:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename a folder, and replace what may be there.
+    """Rename a folder, and replace a folder with the new name.
 
-    Nothing happens if somebody removed the folder meanwhile.
+    If the folder was removed meanwhile, no rename takes place.
     """
     if target != source:
         shutil.rmtree(target, ignore_errors=True)

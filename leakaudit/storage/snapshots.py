@@ -1,13 +1,13 @@
-"""Snapshots on the disk: written, checked and read.
+"""Snapshots on disk: functions that write, check and read them.
 
 On disk a snapshot is a folder (0700) of three or four files (0600):
 
     observed.safetensors    update/<parameter>, weights/<parameter or buffer>
-    base.safetensors        weights/<parameter> that training does not move: one file, linked into every snapshot of a run
+    base.safetensors        weights/<parameter> that training does not change: one file, linked into every snapshot of a run
     truth.safetensors       <micro-batch>/inputs/<name>, rng/<device>, num_items, options/<name>, kept_back/<name>, pulls/<path>, again
     snapshot.json           everything else, with the digests of these files
 
-The names in `truth.safetensors` are those of schema 1.0; `leakaudit.storage.truth_tensors` says which field each one is.
+The names in `truth.safetensors` are those of schema 1.0; `leakaudit.storage.truth_tensors` says to which field each name belongs.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def write_snapshot(
     sketches: Mapping[str, Tensor] | None = None,
     weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write a snapshot: `folder` appears complete, by one rename, or not at all.
+    """Write a snapshot; one rename makes `folder` appear, complete or not at all.
 
     Args:
-        folder: must not exist; its parent must.
+        folder: folder of the snapshot, which must not exist; its parent must exist.
         update: parameter name -> update.
-        weights: every parameter and persistent buffer before the step, tied ones once; those in `base` only where they differ.
+        weights: every parameter and persistent buffer before the step, tied ones once; without those that are the same in `base`.
         truth: the batch, on the CPU.
-        manifest: everything else; its digests are filled in here.
-        recipients: public keys to encrypt the tensor files to; empty to leave them unencrypted.
-        base: frozen weights that were written before, encrypted like the rest.
+        manifest: everything else; this function adds the digests.
+        recipients: public keys to which the tensor files are encrypted; empty for no encryption.
+        base: file of frozen weights that was written before, encrypted like the other files.
         rows: indices (R,) and values (R, D) of the rows of `manifest.parts.rows` that are not zero.
-        sketches: of the whole update, where `update` holds parts of it.
+        sketches: sketches of the whole update if `update` holds only parts of it.
         weight_rows: indices and values of the rows in which the weights of `manifest.parts.rows` differ from those in `base`.
 
     Raises:
-        SnapshotError: the folder exists, or the disk is full or not writable; nothing is left behind.
+        SnapshotError: the folder exists, or the disk is full or not writable. No file is left.
         SnapshotDamagedError: `leakaudit.storage.snapshot_content` refuses the batch.
     """
     if folder.exists():
@@ -105,10 +105,10 @@ def _observed_tensors(
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """Give a private temporary folder, which becomes `folder` or is removed.
+    """Yield a private temporary folder, which becomes `folder` or is removed.
 
     Raises:
-        SnapshotError: the block or the rename failed for want of space or rights.
+        SnapshotError: the block or the rename failed because space or rights are missing.
     """
     temporary = folder.with_suffix(".tmp")
     try:
@@ -132,8 +132,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read `snapshot.json` of a snapshot folder.
 
     Raises:
-        SnapshotVersionError: a newer leakaudit wrote it.
-        SnapshotDamagedError: it is missing, is not JSON, or does not fit the schema.
+        SnapshotVersionError: a newer leakaudit wrote the file.
+        SnapshotDamagedError: the file is missing, is not JSON, or does not fit the schema.
     """
     path = folder / MANIFEST
     try:
@@ -170,14 +170,14 @@ def read_snapshot(
     """Read a snapshot, check it against its digests and rebuild the model.
 
     Args:
-        folder: of the snapshot.
-        identities: private keys, where it is encrypted.
-        build: makes the model of its recipe and weights, where `build_model` cannot.
+        folder: folder of the snapshot.
+        identities: private keys for an encrypted snapshot.
+        build: function that makes the model from recipe and weights instead of `build_model`.
 
     Raises:
-        SnapshotSealedError: encrypted, and no key fits.
+        SnapshotSealedError: the snapshot is encrypted, and no key fits.
         SnapshotVersionError: a newer leakaudit wrote it.
-        SnapshotDamagedError: a file is missing, truncated or was changed, or it holds what no training step has
+        SnapshotDamagedError: a file is missing, truncated or was changed, or it holds content that no training step has
             (`leakaudit.storage.snapshot_content`).
         NonFiniteUpdateError: the update holds NaN or infinity.
         ModelError: the model cannot be rebuilt.
@@ -217,7 +217,9 @@ def _observation(
 ) -> Observation:
     """Return the update with the model that is rebuilt from recipe and weights."""
     observed, parts = tensors[OBSERVED], manifest.parts
-    update = {name: tensor.float() for name, tensor in below("update/", observed).items()}  # exact: stored as computed
+    update = {
+        name: tensor.float() for name, tensor in below("update/", observed).items()
+    }  # exact, because the stored dtype is that of the computation
     weights = below("weights/", tensors[BASE]) | below("weights/", observed)
     if parts is None:
         model = build(manifest.model, weights)
@@ -231,7 +233,7 @@ def _observation(
 
 
 def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
-    """Return the path of a snapshot's file whose digest is right."""
+    """Return the path of a snapshot's file after checking its digest."""
     stored = stored_name(folder, name)
     if stored is None:
         raise SnapshotDamagedError(f"{folder}: {name} is missing; found {_listing(folder)}")
@@ -248,13 +250,13 @@ def _checked(folder: Path, name: str, manifest: Manifest) -> Path:
 
 
 _CHECKED: set[tuple[int, int, int, int, str]] = set()
-"""Files of frozen weights whose digest this process has checked: one such file belongs to all snapshots of a run."""
+"""Files whose digest this process has checked, so that the frozen weights of a run are checked once."""
 
 
 def check_files(folder: Path) -> Manifest:
-    """Check the digests of a snapshot's files, without reading their content.
+    """Check the digests of a snapshot's files without decrypting them.
 
-    No key is needed.
+    It needs no key.
 
     Raises:
         SnapshotVersionError: a newer leakaudit wrote it.

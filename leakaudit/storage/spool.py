@@ -1,21 +1,22 @@
 """The folder of snapshots between trainer and worker.
 
-It is bounded and private, and either side may be killed at any moment.
+It is bounded and private. It stays consistent if trainer or worker are killed at any moment.
 
     000120.tmp/      the trainer is writing it
     000120.ready/    complete and waiting
     000120.run/      claimed by the worker
     000120.kept/     audited, kept because the configuration says so
-    000120.bad/      refused: damaged, newer schema, not finite
-    base/            weights that training does not move; each snapshot has a hard link to the file
+    000120.bad/      set aside: damaged, newer schema, not finite, or workers crashed on it
+    base/            weights that training does not change; each snapshot has a hard link to the file
     audit.json       the audit's configuration; tokenizer/ beside it
     battery.json     the attempts that the worker makes on each snapshot
-    finished.json    the trainer has finished: its totals
-    hold.json        nothing here may be removed; inside a snapshot: not this one
-    trainer.lock     held by the trainer for as long as it lives
-    worker.lock      held by the worker for as long as it lives
+    finished.json    totals of the trainer, written when it has finished
+    hold.json        no snapshot of the spool may be removed; inside a snapshot: this snapshot may not be removed
+    trainer.lock     the trainer holds this lock until it ends
+    worker.lock      the worker holds this lock until it ends
 
-A snapshot changes hands by one rename. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total size.
+One rename passes a snapshot from one process to the other. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total
+size.
 """
 
 from __future__ import annotations
@@ -67,29 +68,29 @@ STATES = {
 """Suffix of a snapshot's folder -> its state."""
 
 DEVICE_VARIABLE = "LEAKAUDIT_TRAINER_DEVICE"
-"""Environment of a worker that a trainer started: the trainer's device, such as `cuda:0`."""
+"""Environment variable of a worker that a trainer started: the trainer's device, such as `cuda:0`."""
 
 
 class Spool:
-    """One spool folder, seen by the trainer or by the worker."""
+    """One spool folder, as the trainer or the worker uses it."""
 
     def __init__(self, root: Path) -> None:
-        """Name the folder; nothing is touched."""
+        """Remember the folder; no file is read or written."""
         self.root = root
         self.config = AuditConfig()
-        """Of the audit, once the spool was made or opened."""
+        """Configuration of the audit, once the spool was created or opened."""
         self.queue = SnapshotQueue(root)
         self.keys: EncryptionKeys | None = None
-        """Keys that the trainer encrypts to; None where snapshots are not encrypted, and on the worker's side."""
+        """Keys to which the trainer encrypts; None if snapshots are not encrypted, and always None in the worker."""
         self._shared = SharedWeights(root)
 
     @classmethod
     def create(cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> Spool:
-        """Make a new spool, on the trainer's side.
+        """Create a new spool for a trainer.
 
         Raises:
             SpoolError: the folder cannot be written, is a link, belongs to somebody else, or is not empty.
-            ConfigError: snapshots are to be encrypted, and a key is invalid or the extra is not installed.
+            ConfigError: snapshots should be encrypted, but a key is invalid or the extra is not installed.
         """
         spool = cls(root)
         spool.config = config
@@ -115,16 +116,16 @@ class Spool:
     def _hold_trainer_lock(self) -> None:
         """Hold a lock until this object or this process ends.
 
-        Process ids are used again, locks are not.
+        The system may give a process id to another process later, but not a lock.
 
         Raises:
-            SpoolError: another trainer was faster.
+            SpoolError: another trainer already holds the spool.
         """
         try:
             descriptor = create_locked(self.root / TRAINER_LOCK)
         except FileExistsError:
             raise SpoolError(f"{self.root}: another trainer took it; give another `out_dir`") from None
-        if descriptor is not None:  # else the file system has no locks, and the process id has to do
+        if descriptor is not None:  # else the file system has no locks, and only the process id is known
             weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -143,20 +144,21 @@ class Spool:
         return spool, audit
 
     def snapshot_folder(self, step: int) -> Path:
-        """Return the folder that a snapshot of `step` is to be written to."""
+        """Return the folder to which a snapshot of `step` is written."""
         return self.root / f"{step:06d}.ready"
 
     def write(self, step: int, *, frozen: FrozenWeights | None = None, table: str | None = None, **parts: Any) -> None:
         """Write a snapshot, encrypted if the audit's configuration says so.
 
         Args:
-            step: its number.
-            frozen: weights that training does not move, which are written once; `weights` leaves them out.
-            table: one of `weights` of which a step moves a few rows; it is written once, and then the rows that differ.
+            step: number of the step.
+            frozen: weights that training does not change. They are written once; `weights` leaves them out.
+            table: name of one of `weights`, of which a step changes only a few rows. It is written once; later snapshots have its changed
+                rows.
             parts: arguments of `leakaudit.storage.snapshots.write_snapshot`: update, weights, truth, manifest.
 
         Raises:
-            SnapshotError: it cannot be written; nothing is left behind.
+            SnapshotError: the snapshot cannot be written. No file is left.
         """
         from leakaudit.storage.snapshots import write_snapshot
 
@@ -165,17 +167,17 @@ class Spool:
         write_snapshot(self.snapshot_folder(step), recipients=recipients, **parts)
 
     def withdraw(self, step: int) -> None:
-        """Remove the snapshot of a step that proved wrong after it was written.
+        """Remove the snapshot of a step that was found to be wrong after writing.
 
-        A worker that reads it finds it missing.
+        A worker that has claimed it finds that it is missing.
         """
         for suffix in (".ready", ".run"):
             shutil.rmtree(self.snapshot_folder(step).with_suffix(suffix), ignore_errors=True)
 
     def lacks(self, needed: int) -> str:
-        """Return why another snapshot of `needed` bytes does not fit.
+        """Return a clause that says why a snapshot of `needed` bytes does not fit.
 
-        The reason is a clause; empty if it fits.
+        Empty if it fits.
         """
         if self.free_bytes() < needed:
             return f"its snapshot needs {needed / 1e6:.0f} MB of free disk"
@@ -193,14 +195,14 @@ class Spool:
         return sum(found.values())
 
     def free_bytes(self) -> int:
-        """Return the free space of the file system; 0 where the spool was removed."""
+        """Return the free bytes of the file system; 0 if the spool was removed."""
         try:
             return shutil.disk_usage(self.root).free
         except OSError:
             return 0
 
     def finish(self, totals: Totals) -> None:
-        """Tell the worker that no more snapshots will come."""
+        """Tell the worker that there will be no more snapshots."""
         self._shared.remove()
         write_atomic(self.root / FINISHED, totals.model_dump_json(indent=1))
 
@@ -230,13 +232,13 @@ class Spool:
         return sum(path.suffix in (".ready", ".run") for path in self.entries())
 
     def attended(self) -> bool:
-        """Return whether a worker holds the spool, whoever started it."""
+        """Return whether any worker holds the spool."""
         return is_locked(self.root / WORKER_LOCK) is True
 
     def trainer_gone(self, audit: AuditFile) -> bool:
         """Return whether the trainer has ended: its process id or its lock is free.
 
-        False where nothing can be known: on another host.
+        False on another host, where this cannot be found out.
         """
         if not audit.trainer_is_here():
             return False
@@ -245,20 +247,20 @@ class Spool:
     def under_way(self) -> bool:
         """Return whether the audit is still in progress.
 
-        A worker holds the spool, or the trainer lives and has not finished, or left snapshots to a worker.
+        It is if a worker holds the spool, or if the trainer's process runs and has not finished or some snapshots are not audited.
         """
         if self.attended():
             return True
         try:
             _, audit = Spool.open(self.root)
         except (SpoolError, OSError):
-            return False  # nobody can continue with it
+            return False  # no process can continue the audit
         return not self.trainer_gone(audit) and (self.totals() is None or self.waiting() > 0)
 
     def abandoned(self) -> str:
         """Return the name of a snapshot that a crashed worker had claimed, or "".
 
-        A worker that ends by itself, whatever its exit code, leaves nothing claimed.
+        A worker that was not killed returns its claimed snapshot before it ends.
         """
         claimed = sorted(path.name for path in self.entries() if path.suffix == ".run")
         return claimed[0] if claimed and not self.attended() else ""
@@ -266,7 +268,7 @@ class Spool:
     def why(self, snapshot: Path) -> str:
         """Return why a snapshot is not audited, as a clause.
 
-        Empty where it is audited, or where a worker or a trainer is at work on the spool.
+        Empty if it was audited, or if a worker or a trainer uses the spool.
         """
         if snapshot.suffix == ".bad":
             return reason_in(snapshot / REASON) or "it could not be audited"
@@ -287,7 +289,7 @@ class Spool:
                 self._shared.remove()
 
     def purge_unfinished(self) -> None:
-        """Remove what a trainer was writing when it was killed: nobody will audit it."""
+        """Remove snapshots that a killed trainer had not written completely."""
         self._shared.remove()
         for path in self.root.glob("*.tmp"):
             if path.is_dir() and not path.is_symlink():
@@ -295,10 +297,10 @@ class Spool:
 
     @contextmanager
     def worker_lock(self) -> Iterator[None]:
-        """Be the only worker of this spool, until the block or the process ends.
+        """Lock this spool for one worker until the block or the process ends.
 
         Raises:
-            SpoolError: another worker holds it, or it is a link or a folder.
+            SpoolError: another worker holds the lock, or the lock file is a link or a folder.
         """
         path = self.root / WORKER_LOCK
         with contextlib.ExitStack() as stack:
@@ -317,7 +319,7 @@ class Spool:
 
 def _make_folder(root: Path) -> None:
     root.parent.parent.mkdir(parents=True, exist_ok=True)
-    root.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the audit's folder readable by all
+    root.parent.mkdir(mode=0o700, exist_ok=True)  # with `parents=True`, others could read the audit's folder
     root.mkdir(mode=0o700, exist_ok=True)
     _check_ours(root)
     if any(root.iterdir()):
@@ -333,7 +335,7 @@ def _check_ours(root: Path) -> None:
 
 
 def _remove_half_written(folder: Path) -> None:
-    """Remove what a killed worker was writing beside the spool.
+    """Remove incomplete files that a killed worker left beside the spool.
 
     Only the holder of the lock writes there.
     """
@@ -354,22 +356,22 @@ def _audit_file(config: AuditConfig, command: str) -> AuditFile:
 
 
 def keep_private(folder: Path) -> None:
-    """Make what a library wrote private: folders 0700, files 0600."""
+    """Make the files of a library private: folders 0700, files 0600."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def size_of(snapshot: Path) -> int:
-    """Return how many bytes removing a snapshot frees.
+    """Return the number of bytes that are freed if a snapshot is removed.
 
-    These are the bytes of its files that no other snapshot shares.
+    Files that other snapshots share do not count.
     """
     return sum(stat.st_size for stat in _stats_in(snapshot) if stat.st_nlink == 1)
 
 
 def _stats_in(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the size and identity of each file in a folder.
+    """Yield the `stat` result of each file in a folder.
 
     Files that somebody removes meanwhile are left out.
     """
@@ -383,7 +385,7 @@ def check_no_link(folder: Path) -> None:
     """Refuse a folder that is a symbolic link.
 
     Raises:
-        SpoolError: it is one.
+        SpoolError: the folder is a symbolic link.
     """
     if folder.is_symlink():
         raise SpoolError(f"{folder}: is a link; snapshots hold private text and are not written through links")

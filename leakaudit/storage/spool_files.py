@@ -1,4 +1,4 @@
-"""The small files of a spool, through which trainer and worker talk."""
+"""The small files of a spool, through which trainer and worker communicate."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SCHEMA = "leakaudit.audit/1.0"
 AUDIT_FILE = "audit.json"
 FINISHED = "finished.json"
 HOLD = "hold.json"
-"""Says that a snapshot, or a whole spool, must not be removed."""
+"""File that says that a snapshot, or a whole spool, must not be removed."""
 
 REASON = "reason.json"
-"""Inside a snapshot that was set aside: why."""
+"""File in a snapshot that was set aside, with the reason."""
 
 BATTERY = "battery.json"
-"""The attempts that the worker makes on each snapshot, from the configuration's attacks and defences."""
+"""File with the attacks and defences that the worker runs on each snapshot."""
 
 MAX_JSON_BYTES = 1024 * 1024
-"""Of a file of the spool such as `audit.json`. Our choice: the longest configuration takes a tenth of it."""
+"""Most bytes of a file such as `audit.json`. Our choice: the longest configuration has a tenth of it."""
 
 LEFT_BY_AUDIT = (
     NOT_AUDITED, "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
 )  # fmt: skip
-"""Files that an audit leaves in its folder, in the order in which they are moved aside: those first that a gate could take for the
-new run's."""
+"""Files that an audit leaves in its folder, in the order in which they are moved aside. The first are those that a gate could
+confuse with files of the new run."""
 
 
 class AuditFile(BaseModel):
-    """`audit.json`: what a worker needs to know, so that it can be started by hand."""
+    """`audit.json`: all that a worker needs, so that a user can also start one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -49,15 +49,15 @@ class AuditFile(BaseModel):
     trainer_host: str = ""
     command: str = ""
     salt: str = ""
-    """Random, in hex. Where the key of the hashes is made from a private one, the salt makes it the run's own; without the salt
-    nobody can make that key again, so it is destroyed with the last snapshot."""
+    """Random bytes in hex; empty without encryption. If the key of the hashes is derived from a private key, the salt makes it different
+    for each run. Without the salt nobody can derive the key again, so the salt is destroyed with the last snapshot."""
 
     def trainer_is_here(self) -> bool:
         """Return whether the trainer ran on this host, where its process id is valid."""
         return self.trainer_host == socket.gethostname()
 
     def trainer_is_gone(self) -> bool:
-        """Return whether no process has the trainer's id any more; False on another host."""
+        """Return whether no process has the trainer's id; False on another host."""
         if not self.trainer_is_here():
             return False
         try:
@@ -67,27 +67,27 @@ class AuditFile(BaseModel):
 
 
 class Totals(BaseModel):
-    """`finished.json`: what the trainer counted."""
+    """`finished.json`: the totals that the trainer counted."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     total_steps: int | None = None
     kept: int = 0
     skipped: int = 0
-    """Steps that were due while the one before was still being written to the disk."""
+    """Due steps that came while the step before was still being written to the disk."""
     too_full: int = 0
-    """Steps that were due and for which the spool or the disk had no room."""
+    """Due steps for which the spool or the disk had not enough space."""
     not_finite: int = 0
-    """Steps that were due and whose update held NaN or infinity."""
+    """Due steps whose update held NaN or infinity."""
     failed: int = 0
-    """Steps that were due and could not be kept for another reason, which the training's log names."""
+    """Due steps that could not be kept for another reason, which the training's log names."""
     overhead: Overhead = Overhead()
     interrupted: bool = False
 
     def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:
-        """Return how many due steps were not kept, each number with its reason.
+        """Return pairs of a number of due steps that were not kept, and the reason.
 
-        Reasons that no step has are left out.
+        Reasons without a step are left out.
         """
         reasons = (
             (self.skipped, "the step before was still on its way to the disk"),
@@ -102,7 +102,7 @@ def read_audit_file(root: Path) -> AuditFile:
     """Read `audit.json` of a spool.
 
     Raises:
-        SpoolError: it cannot be read, or a newer version wrote it.
+        SpoolError: the file cannot be read, or a newer version wrote it.
     """
     path = root / AUDIT_FILE
     try:
@@ -119,7 +119,7 @@ def read_audit_file(root: Path) -> AuditFile:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return where a file does not fit its schema, without quoting the value."""
+    """Return the place at which a file does not fit its schema, without the value."""
     first = error.errors()[0]
     where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
     return f"{where}: {first['msg'][:200]} ({error.error_count()} problems)"
@@ -137,7 +137,7 @@ def write_audit_file(root: Path, audit: AuditFile) -> None:
 def read_totals(root: Path) -> Totals | None:
     """Return the trainer's totals once it has finished, else None.
 
-    Totals are empty where the file cannot be read.
+    The totals are empty if the file cannot be read.
     """
     path = root / FINISHED
     if not path.is_file():
@@ -149,9 +149,9 @@ def read_totals(root: Path) -> Totals | None:
 
 
 def read_battery(root: Path) -> Battery | None:
-    """Return which attempts are made on each snapshot, or None.
+    """Return the battery that a worker runs on each snapshot.
 
-    None before a worker has written that.
+    None if no worker has written it yet.
     """
     try:
         return Battery.model_validate_json(read_bounded(root / BATTERY, MAX_JSON_BYTES))
@@ -160,9 +160,9 @@ def read_battery(root: Path) -> Battery | None:
 
 
 def write_battery(root: Path, battery: Battery) -> None:
-    """Write down which attempts are made on each snapshot.
+    """Write the battery that the worker runs on each snapshot.
 
-    So the trainer can say how many remain.
+    From it, the trainer computes how many attempts remain.
     """
     write_atomic(root / BATTERY, battery.model_dump_json(indent=1))
 
@@ -170,7 +170,7 @@ def write_battery(root: Path, battery: Battery) -> None:
 def forget_salt(root: Path) -> bool:
     """Destroy the salt of the key of the run's hashes.
 
-    There is one where that key is made from a private one.
+    There is a salt if the key is derived from a private key.
 
     Returns:
         Whether there was a salt.
@@ -186,7 +186,7 @@ def forget_salt(root: Path) -> bool:
 
 
 def reason_in(path: Path) -> str:
-    """Return the reason in a file; empty where it cannot be read."""
+    """Return the reason in a file; empty if it cannot be read."""
     try:
         return str(parse_json(read_bounded(path, MAX_JSON_BYTES))["reason"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""The private batch as tensors of a file."""
+"""Conversion between the private batch and the tensors of a file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leakaudit.client.sequences import PLAIN, Reading
 from leakaudit.client.truth import MicroBatch, Truth
 
 STORED_PARTS = {"inputs": "inputs", "rng": "rng", "withheld_inputs": "kept_back", "output_gradients": "pulls"}
-"""Field of a micro-batch -> its name in the file, since schema 1.0."""
+"""Field of a micro-batch -> its name in the file, as in schema 1.0."""
 
 
 def tensors_of(truth: Truth) -> dict[str, Tensor]:
-    """Return the tensors of a batch, by their names in the file `truth.safetensors`."""
+    """Return the tensors of a batch by their names in `truth.safetensors`."""
     tensors: dict[str, Tensor] = {}
     for index, batch in enumerate(truth.micro_batches):
         for part, stored in STORED_PARTS.items():
@@ -34,11 +34,11 @@ def _scalar(value: bool | float) -> Tensor:
 
 
 def truth_of(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
-    """Return the batch that such tensors hold; `check_truth` must have passed them.
+    """Return the batch in such tensors, which `check_truth` has accepted.
 
     Args:
         tensors: names in the file -> tensors.
-        reading: how labels and texts are read from a batch.
+        reading: how texts are read from a batch.
     """
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -60,5 +60,5 @@ def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    """Return the tensors whose names begin with a prefix, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -1,6 +1,6 @@
 """One-to-one assignment of guesses to true sequences.
 
-One-to-one, so that no guess counts twice.
+No guess counts twice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from leakaudit.plugins.metric_protocol import Guess, Pair
 from leakaudit.plugins.overlap import clipped_overlap, rouge_f
 
 TIE_BREAK = 1e-3
-"""Weight of token overlap beside ROUGE-1. Our choice, because it only decides between pairs of equal ROUGE, as in scripts that ROUGE's
-tokenizer does not know."""
+"""Weight of token overlap, relative to ROUGE-1.
+
+Our choice: so small a weight only decides between pairs of equal ROUGE-1. Such pairs occur in scripts that ROUGE's tokenizer does not know.
+"""
 
 
 def match(
@@ -29,15 +31,15 @@ def match(
 ) -> list[Pair]:
     """Assign each guess to at most one true sequence.
 
-    The assignment has the most exact pairs possible, and among those the highest sum of ROUGE-1 F (Hungarian method).
-    Guesses that are left over are dropped: guessing more sequences than there are costs an attack nothing here.
+    The assignment has as many exact pairs as possible and, among such assignments, the highest sum of ROUGE-1 F (Hungarian method).
+    Guesses without a true sequence are dropped. An attack therefore loses nothing here if it guesses too many sequences.
 
     Args:
         guesses: N guessed sequences.
         truths: B true sequences.
-        decode: token ids -> text.
+        decode: function from token ids to text.
         special_ids: left out of both sides before anything is compared.
-        masked: of each true sequence the tokens that a mask hid from the model; None for none.
+        masked: for each true sequence, the tokens that a mask hid from the model; None if no token was hidden.
 
     Returns:
         B pairs, in the order of `truths`.
@@ -65,13 +67,13 @@ def _weights(
     true_texts: Sequence[str],
     guess_texts: Sequence[str],
 ) -> NDArray[np.float64]:
-    """Return (B, N) weights: what a pair of true sequence and guess is worth."""
+    """Return (B, N) weights of the pairs of a true sequence and a guess."""
     weights = np.zeros((len(true_ids), len(guess_ids)))  # (B, N)
     for i in range(len(true_ids)):
         for j in range(len(guess_ids)):
             likeness = rouge_f("rouge1", true_texts[i], guess_texts[j]) or 0.0
             overlap = clipped_overlap(true_ids[i], guess_ids[j]) / max(1, len(true_ids[i]), len(guess_ids[j]))
-            # One exact pair outweighs all likeness that the other pairs together could gain.
+            # One exact pair weighs more than the likeness of all other pairs together.
             exact = (len(true_ids) + 1) * (true_ids[i] == guess_ids[j])
             weights[i, j] = exact + likeness + TIE_BREAK * overlap
     return weights

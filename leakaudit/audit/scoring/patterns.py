@@ -1,6 +1,6 @@
-"""Patterns: which tokens of one sequence another sequence has.
+"""Patterns: which tokens of one sequence another sequence also contains.
 
-A token or bigram counts no more often than it occurs in both.
+A token or bigram counts at most as often as it occurs in both sequences.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from leakaudit.results.schema import STRIP_CELLS
 def token_pattern(tokens: Sequence[int], other: Sequence[int]) -> str:
     """Return one `TokenMatch` for each token of a sequence.
 
-    A bigram is correct if the other sequence has it, as often as it has it, from left to right. A token outside correct
-    bigrams is correct if the other sequence has it more often than it was already accounted for.
+    If the other sequence has a bigram n times, the first n of it from the left are correct. A token outside correct bigrams is correct
+    if the other sequence still has an occurrence of it that no earlier mark has used.
 
     Args:
         tokens: the sequence to mark.
-        other: the sequence it is compared with.
+        other: the sequence with which it is compared.
 
     >>> token_pattern([1, 2, 3, 9, 3], [3, 1, 2])
     'bbu..'
@@ -56,8 +56,8 @@ def bag_pattern(tokens: Sequence[int], bag: Sequence[int]) -> str:
 def strip(pattern: str) -> str | None:
     """Return a pattern of any length as sixteen cells (`schema.Strip`).
 
-    A cell covers a sixteenth of the sequence, parts of tokens included, and shows the share of it that came back, rounded up to
-    quarters: a cell is empty only where nothing came back.
+    A cell covers a sixteenth of the sequence, parts of tokens included. It shows which share of this part was recovered, rounded up to
+    quarters, so it is 0 only if nothing was recovered. Letters a to d instead of 1 to 4 mean that most of it was not recovered in order.
 
     Args:
         pattern: one `TokenMatch` for each token of the true sequence.
@@ -76,7 +76,7 @@ def strip(pattern: str) -> str | None:
 def _cell(pattern: str, index: int) -> str:
     """Return one cell.
 
-    Lengths are integers in sixteenths of a token, so a cell is as long as the sequence has tokens.
+    Lengths are integers in sixteenths of a token: a token has length 16, and a cell has length `len(pattern)`.
     """
     size = len(pattern)
     first, last = index * size, (index + 1) * size

@@ -1,10 +1,10 @@
 """Reachability: which true tokens and sequences an attack could have found.
 
-A token was in reach if it was among the candidates; a sequence, if it would have passed the attack's own test.
+A token was in reach if it was among the candidates. A sequence was in reach if it would have passed the attack's own test.
 
 A recall of 40 % may mean that 60 % of the tokens cannot be read out of the update, or that the search stopped too early. The
-first is protection, the second is not. An attack that can tell returns a `Reach` with its guess; it is asked here, about the
-truth, after the attack has returned, and the answers stand beside the scores. They never go back into an attack.
+first is protection, the second is not. An attack that can tell the difference returns a `Reach` with its guess. After the attack has
+returned, this module asks the `Reach` about the truth. The answers are stored with the scores, and no attack ever gets them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ NO_WORDS = Missing(missing="the batch holds special tokens only")
 
 
 class Reach(Protocol):
-    """As an attack returns it (`leakaudit.plugins.attack_protocol.Reach`)."""
+    """Account of what an attack could have found.
+
+    `leakaudit.plugins.attack_protocol.Reach` is the type that an attack returns.
+    """
 
     def tokens(self, ids: tuple[int, ...]) -> tuple[bool, ...]:
         """Return for each token whether it was a candidate at its place."""
@@ -32,7 +35,7 @@ class Reach(Protocol):
     def passes(self, ids: tuple[int, ...]) -> bool | None:
         """Return whether the sequence would pass the attack's own test.
 
-        None where the attack has no test.
+        None if the attack has no test.
         """
         ...
 
@@ -42,9 +45,9 @@ class ReachedSequence:
     """What was in reach of one true sequence."""
 
     share: float | None
-    """Share of its tokens, special ones aside, that were candidates; None without such tokens, or where unknown."""
+    """Share of its tokens that were candidates; special tokens do not count. None if it has only special tokens or the share is unknown."""
     passes: bool | None
-    """Whether it would have passed the attack's own test; None where there is none, or where unknown."""
+    """Whether it would have passed the attack's own test; None if there is no test or the answer is unknown."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Reached:
     tokens: Measured
     """Mean of the sequences' shares, as `token_recall` is a mean over sequences."""
     sequences: Measured
-    """Share of the sequences that would have passed; its `n` counts those that could be tested."""
+    """Share of the tested sequences that would have passed; `n` is the number of tested sequences."""
     by_sequence: tuple[ReachedSequence, ...]
     """In the order of the batch."""
 
@@ -62,16 +65,16 @@ class Reached:
 def reachability(
     reach: Reach | None, truth_sequences: Sequence[Sequence[int]], special_ids: AbstractSet[int]
 ) -> Reached:
-    """Ask what was in reach.
+    """Return what was in reach of an attack.
 
     Args:
-        reach: the attack's, None where it cannot say.
+        reach: the attack's answers; None if it gives no answers.
         truth_sequences: B true sequences without padding.
         special_ids: not counted among the tokens, as in `token_recall`.
 
     Raises:
         ValueError: an answer does not fit its question.
-        Exception: whatever the attack's own code raises.
+        Exception: any exception of the attack's own code.
 
     >>> class Even:
     ...     def tokens(self, ids): return tuple(i % 2 == 0 for i in ids)
@@ -92,7 +95,7 @@ def reachability(
 
 
 def unknown(reason: Missing, count: int) -> Reached:
-    """Return what is stored for `count` sequences where nothing could be found out."""
+    """Return the record of `count` sequences whose reach is unknown."""
     return Reached(reason, reason, (ReachedSequence(None, None),) * count)
 
 

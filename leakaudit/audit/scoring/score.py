@@ -1,4 +1,4 @@
-"""Scores of one attempt, by every registered metric."""
+"""Scores of one attempt by the registered metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHANCE_COUNTS = Missing(
 
 
 class Guesses(Protocol):
-    """What an attack returns; None where it does not guess."""
+    """What an attack returns; a property is None if the attack does not guess it."""
 
     @property
     def sequences(self) -> Sequence[Guess] | None:
@@ -56,7 +56,7 @@ class Guesses(Protocol):
     def counts_told(self) -> bool:
         """Whether the attack can tell its counts from chance.
 
-        If not, they are an estimate, and an exact hit is no event.
+        If not, the counts are an estimate, and exact counts are no event.
         """
         ...
 
@@ -68,9 +68,9 @@ class ScoredSequence:
     pair: Pair
     """The guess side is empty for an attack that guesses a bag of tokens or no text."""
     numbers: Mapping[str, float | None]
-    """Sequence-level metric -> number, None where it does not apply to this sequence."""
+    """Sequence-level metric -> number; None if the metric does not apply to this sequence."""
     long_enough: bool
-    """Whether it has at least as many tokens as a sentence event asks for."""
+    """Whether it has at least as many tokens as a sentence event requires."""
     true_pattern: str
     """One `TokenMatch` for each token of `pair.true_ids`."""
     guess_pattern: str | None
@@ -81,17 +81,20 @@ class ScoredSequence:
 class Scored:
     """Numbers of one attempt, with the private text that they compare.
 
-    Results and reports decide what of the text is shown.
+    Results and reports decide which part of the text they show.
     """
 
     sequences: tuple[ScoredSequence, ...]
     """In the order of the batch."""
     scores: Mapping[str, Measured]
-    """Every registered metric -> its value for the step, or why there is none."""
+    """Name of each applied metric -> its value for the step, or why there is no value.
+
+    Metrics that need a model of their own are applied only if the audit names the model.
+    """
     events: tuple[str, ...] = ()
-    """As `leakaudit.results.schema.Attempt.events` defines them."""
+    """Names of events as in `leakaudit.results.schema.Attempt.events`."""
     labels: LabelCounts | None = field(default=None)
-    """Both counts, None unless there are true labels and guessed ones."""
+    """True and guessed counts; None unless both are known."""
 
 
 def score(
@@ -106,19 +109,20 @@ def score(
 ) -> Scored:
     """Score one reconstruction.
 
-    Whole sequences are matched one-to-one, and a sequence-level metric of the step is the mean over the sequences to which it
-    applies. A bag of tokens has token recall and token precision only. The recall of the step is over the distinct tokens of the
-    batch, that of a sequence over its own. The precision is the same for both: the share of the bag that stands anywhere in the batch.
+    Guessed and true sequences are matched one-to-one. A sequence-level metric of the step is the mean over the sequences to which it
+    applies. A bag of tokens has only token recall, token precision and masked-token recall. The recall of a step is computed over the
+    distinct tokens of the batch, the recall of a sequence over its own distinct tokens. Step and sequences have the same precision: the
+    share of the bag that occurs anywhere in the batch.
 
     Args:
         reconstruction: the attack's guess.
         truth_sequences: B true sequences without padding.
-        truth_labels: B classes, None where the task has none.
-        num_labels: C, None where the task has no classes.
+        truth_labels: B classes; None if the task has no classes.
+        num_labels: C; None if the task has no classes.
         tokenizer: decodes ids to text.
-        special_ids: left out everywhere.
-        min_tokens: tokens, special ones aside, that a sequence must have to count as a sentence in an event.
-        masked: of each true sequence the tokens that a mask hid from the model; None for none.
+        special_ids: token ids that are left out everywhere.
+        min_tokens: number of tokens that a sequence must have to count as a sentence in an event; special tokens do not count.
+        masked: for each true sequence, the tokens that a mask hid from the model; None if no token was hidden.
     """
 
     def decode(ids: Sequence[int]) -> str:
@@ -145,13 +149,13 @@ def applied_metrics(sentence_model: Path | None) -> list[tuple[str, type]]:
     """Return name and class of the metrics that score an attempt.
 
     Args:
-        sentence_model: folder of the model for `semantic_similarity`; None where nobody named one.
+        sentence_model: folder of the model for `semantic_similarity`; None leaves that metric out.
     """
     return [(name, kind) for name, kind in metrics if not kind.needs_model or sentence_model is not None]
 
 
 def _names(level: str) -> list[str]:
-    """Return the metrics of a level that need no model of their own."""
+    """Return the names of a level's metrics that need no model of their own."""
     return [name for name, kind in metrics if kind.level == level and not kind.needs_model]
 
 
@@ -168,7 +172,7 @@ def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
 def _scored_bag(
     pairs: Sequence[Pair], bag: Sequence[int], min_tokens: int
 ) -> tuple[tuple[ScoredSequence, ...], dict[str, Measured]]:
-    """Score a bag of tokens: each sequence, and the whole batch."""
+    """Score a bag of tokens against each sequence and against the whole batch."""
     batch = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
     precision = bag_precision(batch, bag) if batch else None
     sequences = tuple(
@@ -208,7 +212,7 @@ def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
 def _masked_recall(pairs: Sequence[Pair], bag: Sequence[int]) -> float | None:
     """Return the share of the masked words that a bag names.
 
-    Only words that are visible nowhere in the batch count.
+    Only words count that are not visible anywhere in the batch.
     """
     masked = [token for pair in pairs for token in pair.masked_ids]
     visible: Counter[int] = Counter()
@@ -241,7 +245,7 @@ def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None
 def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:
     """Return the leak events that the scores show.
 
-    Every event can be computed again from the scores of the step and of its sequences.
+    The scores of the step and of its sequences are enough to compute every event again.
     """
     exact = [sequence for sequence in sequences if sequence.numbers["exact"] == 1.0]
     happened = {
@@ -266,10 +270,10 @@ def _at_least(measured: Measured, bar: float) -> bool:
 def with_similarity(scored: Scored, metric: SemanticSimilarity) -> Scored:
     """Add semantic similarity to every sequence and, as their mean, to the step.
 
-    It is missing where no sequence was guessed, for the same reason as `exact`.
+    If no sequence was guessed, it is missing for the same reason as `exact`.
 
     Raises:
-        ModelError: there is no such sentence model.
+        ModelError: the sentence model does not exist.
     """
     measured = scored.scores["exact"]
     if not isinstance(measured, Score):

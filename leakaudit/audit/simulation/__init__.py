@@ -1,6 +1,6 @@
 """Simulation: client steps without a training loop.
 
-They are made from a model, a data file and a seed.
+A model, a data file and a seed determine the steps.
 
 It may import `client` and `models`.
 """

@@ -1,6 +1,6 @@
 """Simulated client steps of classifiers of pictures or tables.
 
-They are made from an `nn.Module`, a file of arrays and a seed. Only labels are attacked.
+An `nn.Module`, a file of arrays and a seed determine the steps. Attacks on them only guess labels.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_rec
 
 @dataclass(frozen=True)
 class ArraySimulation:
-    """What to simulate."""
+    """Options of a simulation on arrays."""
 
     model: nn.Module | str
     """A classifier of (B, ...) float32 arrays that returns (B, C) logits, an `ArrayClassifier` with a loss of its own, or
-    `package.module:function` that makes either."""
+    `package.module:function` that returns one of the two."""
     data: Path
     """A file as `leakaudit.models.save_auxiliary` writes it: `inputs/inputs` (N, ...) float32 and `labels` (N,) int64."""
     num_labels: int | None = None
-    """None takes the largest label of the data, plus one."""
+    """Number C of classes; None means the largest label of the data plus one, and at least 2."""
     batch_size: int = 1
     steps: int = 10
     seed: int = 0
-    """Of a model that is made, the shuffle and the dropout masks."""
+    """Seed of the shuffle, of the dropout masks, and of a model that a function makes."""
     mode: Literal["eval", "train"] = "eval"
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names, which begin with `net.`."""
     local_steps: int = 1
     learning_rate: float | None = None
-    """Of the local steps. None sends the gradient of one step instead."""
+    """Learning rate of the local steps; None means that the client sends the gradient of one step instead."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no batch, and local steps without a learning rate."""
+        """Refuse invalid sizes, and local steps without a learning rate."""
         if min(self.batch_size, self.steps, self.local_steps) < 1:
             raise ConfigError(
                 "batch size, steps and local steps are at least 1, got "
@@ -66,9 +66,9 @@ class ArraySimulation:
 
 
 class ArraySimulator:
-    """Makes the snapshots of a simulation.
+    """Maker of the snapshots of a simulation.
 
-    It is used like `leakaudit.audit.simulation.texts.Simulator`.
+    It has the same methods as `leakaudit.audit.simulation.texts.Simulator`.
     """
 
     def __init__(self, what: ArraySimulation) -> None:
@@ -98,7 +98,7 @@ class ArraySimulator:
         self.model = _classifier(what, classes)
         self._check_output()
         self.digest = source_digest(what, self.model)
-        """SHA-256 of all that the steps depend on: options, data and weights; known to whoever has the data."""
+        """SHA-256 of all that the steps depend on: options, data and weights; anyone who has the data can compute it."""
         self._frozen = frozen_parameters(self.model, what.freeze)
         order = list(range(len(self._labels)))
         random.Random(what.seed).shuffle(order)
@@ -121,22 +121,22 @@ class ArraySimulator:
             )
 
     def __len__(self) -> int:
-        """Return the number of steps that there is data for."""
+        """Return the number of steps for which there is data."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yield the snapshots in order.
 
-        Weights do not change, so every step is a first step.
+        The weights do not change between steps.
         """
         for index in range(len(self)):
             yield self.snapshot(index)
 
     def snapshot(self, index: int) -> Snapshot:
-        """Return one step, the same whenever it is asked for.
+        """Return one step; equal indices give equal steps.
 
         Args:
-            index: its number from 0.
+            index: number of the step, counted from 0.
         """
         what, training, rows = self.what, self.what.mode == "train", self._batches[index]
         made = []

@@ -1,6 +1,6 @@
 """Simulated client steps on texts, from a model, a JSONL file and a seed.
 
-Every attack is measured on such steps.
+Measurements of attacks use such steps.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.vocabulary import vocabulary_of
 
 MAX_LENGTH = 512
-"""Longest sequence in tokens, unless the model takes fewer: what trainers of BERT-like encoders use."""
+"""Largest number of tokens of a sequence, unless the model accepts fewer; trainers of BERT-like encoders use it."""
 
 WARMUP_LEARNING_RATE = 1e-3
-"""Of AdamW in `--lora-warmup`. Our choice: adapters are usually trained at 1e-4 to 1e-3."""
+"""Learning rate of AdamW in `--lora-warmup`. Our choice: adapters are usually trained with 1e-4 to 1e-3."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def read_examples(path: Path, task: Task) -> list[Example]:
     """Read a JSONL file with the field `text`, and for classification `label`.
 
     Raises:
-        DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or of no use; names the line,
-            never its content.
+        DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or cannot be used. The message
+            names the line, never its content.
     """
     examples = [_example(path, number, row, task) for number, row in numbered_objects(path)]
     if not examples:
@@ -87,7 +87,7 @@ def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int)
     """Return up to `steps` full batches of rows after a seeded shuffle.
 
     Raises:
-        DataError: there is not even one full batch.
+        DataError: the rows are fewer than one full batch.
     """
     shuffled = list(examples)
     random.Random(seed).shuffle(shuffled)
@@ -101,7 +101,7 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     """Return the names of the parameters that `--freeze` leaves out of the update.
 
     Raises:
-        ConfigError: a pattern matches no parameter, or nothing would be left to share.
+        ConfigError: a pattern matches no parameter, or no parameter would be shared.
     """
     names = [name for name, _ in model.named_parameters()]
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
@@ -119,7 +119,7 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
 
 
 def _below_the_adapters(model: nn.Module) -> frozenset[str]:
-    """Return the weights below the head, which training with adapters freezes."""
+    """Return the weights that training with adapters freezes: all below the head."""
     body: Any = getattr(model, "base_model", None)
     inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
     return frozenset(
@@ -130,12 +130,12 @@ def _below_the_adapters(model: nn.Module) -> frozenset[str]:
 def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
     """Return the SHA-256 of all that simulated steps depend on.
 
-    It does not depend on where the files lie.
+    It does not depend on the places of the files.
 
     Args:
         what: a `Simulation` or `ArraySimulation`; the content of its data file counts, its path does not.
-        model: as it is before the first step.
-        tokenizer: facts about it.
+        model: the model before the first step.
+        tokenizer: facts about the tokenizer.
     """
     options = {
         field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
@@ -149,14 +149,14 @@ def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:
-    """Return a model's configuration without where it was loaded from."""
+    """Return a model's configuration without the place that it was loaded from."""
     config: Any = getattr(model, "config", None)
     found: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     return {key: value for key, value in found.items() if key != "_name_or_path"}
 
 
 class Simulator:
-    """Makes the snapshots of a simulation, one client step at a time."""
+    """Maker of the snapshots of a simulation, one client step at a time."""
 
     def __init__(self, what: Simulation) -> None:
         """Load model, tokenizer and data.
@@ -178,7 +178,7 @@ class Simulator:
         if not {name for name, _ in self.model.named_parameters()} - self._frozen:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
         self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
-        """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; known to whoever has the data."""
+        """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; anyone who has the data can compute it."""
         if what.lora_warmup:
             self._warm_up(examples)
         self._recipe = ModelRecipe.of(self.model)
@@ -195,19 +195,19 @@ class Simulator:
         return self.what.num_labels
 
     def __len__(self) -> int:
-        """Return the number of steps that there is data for."""
+        """Return the number of steps for which there is data."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Snapshot]:
         """Yield the snapshots in order.
 
-        Weights do not change, so every step is a first step.
+        The weights do not change between steps.
         """
         for index in range(len(self)):
             yield self.snapshot(index)
 
     def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
-        """Return one micro-batch, in training mode with a random state of its own."""
+        """Return one micro-batch; in training mode it has its own random state."""
         what = self.what
         labels = [example.label for example in rows if example.label is not None]
         longest = min(MAX_LENGTH, vocabulary_of(self.tokenizer, self.model).max_length)
@@ -217,7 +217,7 @@ class Simulator:
     def _warm_up(self, examples: Sequence[Example]) -> None:
         """Train the shared parameters for some steps.
 
-        The batches are from the end of the shuffle; the audited ones are at its start.
+        It uses batches from the end of the shuffled data; the audited steps use batches from its start.
         """
         what = self.what
         rows = batches(examples, what.batch_size, len(examples), what.seed)[::-1]
@@ -234,10 +234,10 @@ class Simulator:
         self.model.eval()
 
     def snapshot(self, index: int) -> Snapshot:
-        """Return one step, the same whenever it is asked for.
+        """Return one step; equal indices give equal steps.
 
         Args:
-            index: its number from 0.
+            index: number of the step, counted from 0.
         """
         what, rows = self.what, self.batches[index]
         training = what.mode == "train"

@@ -1,6 +1,6 @@
-"""The parts of a model, found by structure: what attacks read, and where.
+"""The parts of a model that attacks read, found by structure.
 
-It may import `errors` only. There is one tracer (`trace`), and one place for each part: attention, adapters, feed-forward parts,
+It may import `errors` only. There is one tracer (`trace`), and one module for each part: attention, adapters, feed-forward parts,
 the layers of a decoder, embeddings, pooler and output layer.
 """
 

@@ -15,15 +15,15 @@ class Adapter:
     """A low-rank map beside a projection (LoRA): the layer computes W x + s B A x."""
 
     down: Projection
-    """A: reads the attention input, makes R features."""
+    """A, which reads the attention input and returns R features."""
     up: Projection
-    """B: reads the R features, makes the layer's output."""
+    """B, which reads the R features and returns the adapter's output."""
     beside: int
     """Index of the projection W among the anatomy's projections."""
 
     @property
     def rank(self) -> int:
-        """Number R of features between the two."""
+        """Number R of features between A and B."""
         return self.down.out_features
 
 
@@ -38,7 +38,7 @@ class AdapterCalls:
     up: Call
 
     def describe(self, model: nn.Module, readers: list[Call]) -> Adapter:
-        """Return the adapter, beside one of `readers`."""
+        """Return the adapter; its projection must be one of `readers`."""
         return Adapter(projection_of(model, self.down), projection_of(model, self.up), readers.index(self.base))
 
 
@@ -46,7 +46,7 @@ def split_adapters(readers: list[Call], calls: list[Call]) -> tuple[list[Call], 
     """Separate the layers that read the attention input from the adapters beside them.
 
     An adapter is two linear layers in a row with fewer features between them than on either side, inside a module that
-    reads the same input, returns as many features as the adapter, and holds another linear layer that does so as well.
+    reads the same input, returns as many features as the adapter, and contains another linear layer that also does both.
 
     Args:
         readers: calls that read the attention input, adapters and wrappers included.

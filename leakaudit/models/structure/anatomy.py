@@ -5,7 +5,7 @@ One traced forward pass and a few probes find them; there is no list of model na
 Span attacks need three things of a model:
 
 - the *attention input* of the first block, and the linear layers that read it (separate or fused, any layout);
-- how that input comes from a token and its position (`InputStage`);
+- how that input is computed from a token and its position (`InputStage`);
 - which output feature of those layers is query, key or value of which head (`Head`).
 
 Letters: V vocabulary, D hidden size.
@@ -28,7 +28,7 @@ from leakaudit.models.structure.trace import trace_tokens
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The parts of a transformer that attacks build on."""
+    """The parts of a transformer that attacks use."""
 
     word_embedding: str
     """Parameter name of the (V, ...) token table."""
@@ -40,22 +40,22 @@ class Anatomy:
     """Width D of the attention input."""
     causal: bool
     heads: tuple[Head, ...]
-    """Empty where the probes could not tell the heads apart."""
+    """Empty if the probes could not separate the heads."""
     tables: tuple[str, ...]
     """Parameter names of all other embedding tables in use (positions, token types)."""
     dropout_before: tuple[str, ...] = ()
     """Dropout modules that an attention input passes before a normalisation or a linear layer (GPT-2, T5, ELECTRA)."""
     dropout_after: tuple[str, ...] = ()
-    """Dropout modules that it passes after all of these, so that masked coordinates are exactly zero (BERT)."""
+    """Dropout modules that it passes after all normalisations and linear layers, so that masked coordinates are exactly zero (BERT)."""
     adapters: tuple[Adapter, ...] = ()
     """Low-rank maps beside the projections."""
 
 
 def find_anatomy(model: nn.Module) -> Anatomy:
-    """Find the parts of `model`, which is left as it was.
+    """Find the parts of a model, which stays unchanged.
 
     Raises:
-        AnatomyError: a part is missing; says what was looked for and what was found.
+        AnatomyError: a part is missing. The message says what was expected and what was found.
     """
     word = require_word_embedding(model)
     calls = trace_tokens(model)
@@ -85,7 +85,7 @@ _ANATOMIES: WeakKeyDictionary[nn.Module, Anatomy] = WeakKeyDictionary()
 def anatomy_of(model: nn.Module) -> Anatomy:
     """Return `find_anatomy(model)`, computed once per model object.
 
-    Parts do not move when weights change.
+    The parts stay the same when weights change.
     """
     if model not in _ANATOMIES:
         _ANATOMIES[model] = find_anatomy(model)

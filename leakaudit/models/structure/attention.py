@@ -1,6 +1,6 @@
 """Attention heads: which features are query, key or value of which head.
 
-They are found by probing.
+Probes find them.
 
 Letters: F output features of a block's projections, T tokens, D' width of the attention's output, d_h width of a head.
 """
@@ -31,27 +31,27 @@ class Head:
 
 @dataclass(frozen=True)
 class Attention:
-    """What the probes tell of a block's attention."""
+    """Facts about a block's attention that probes found."""
 
     output: str
-    """Module name of the linear layer that reads the attention's output; empty where there is none."""
+    """Module name of the linear layer that reads the attention's output; empty if there is no such layer."""
     causal: bool
     heads: tuple[Head, ...]
-    """Empty where the probes could not tell the heads apart."""
+    """Empty if the probes could not separate the heads."""
 
 
 def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], block_calls: list[Call]) -> Attention:
     """Find query, key and value features and their heads by probing.
 
-    Row 1 of four rows is changed. A query feature changes row 1 of the attention output only, within its head; a value
-    feature changes one coordinate per head that reads it, in every row that attends to row 1; a key feature changes whole
-    heads in those rows.
+    Row 1 of four rows is changed. A query feature changes only row 1 of the attention output, within its head. A value
+    feature changes one coordinate for each head that reads it, in every row that attends to row 1. A key feature changes whole
+    heads in these rows.
 
     Args:
-        model: left as it was.
+        model: the model, which stays unchanged.
         readers: calls of the layers that read the attention input.
         calls: all calls of the traced forward pass.
-        block_calls: those inside the block.
+        block_calls: the calls inside the block.
     """
     start = next(index for index, call in enumerate(block_calls) if call is readers[-1])
     after = [call for call in block_calls[start + 1 :] if is_linear(call)]
@@ -64,16 +64,15 @@ def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], bl
 
 
 def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: Call) -> Tensor | None:
-    """Return (F, T, D') booleans: what moves when one feature changes at row 1.
+    """Return (F, T, D') booleans: which entries change with a feature at row 1.
 
-    What moves are entries of the output layer's input.
-
-    Runs in float64, so that moved and unmoved entries differ by many orders of magnitude even in untrained models.
+    The entries are those of the output layer's input. The computation is in float64, so that the changes of dependent and independent
+    entries differ by many orders of magnitude even in untrained models.
     """
     widths = [int(call.made.shape[-1]) for call in group]
     total = sum(widths)
     weights = {name: parameter.detach().double() for name, parameter in _reached_parameters(model, calls, output)}
-    # Logits should move by about one: less is lost in weak heads, more saturates the softmax of strong ones.
+    # Logits should change by about one: less cannot be seen in weak heads, more saturates the softmax of strong ones.
     nudge = 3.0 / max(float(torch.cat([call.made.flatten() for call in group]).std()), 1e-3)
     chunk = max(1, min(total, CHUNK_BYTES // (PROBE_LENGTH * total * 8 * 8)))
     found = []
@@ -96,7 +95,7 @@ def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: C
 
 
 def _reached_parameters(model: nn.Module, calls: list[Call], output: Call) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield all parameters but those of modules that run only at `output` or after it."""
+    """Yield all parameters except those of modules that run only from `output` on."""
     turn = next(index for index, call in enumerate(calls) if call is output)
     before = {id(p) for call in calls[:turn] for p in call.module.parameters(recurse=False)}
     after = {id(p) for call in calls[turn:] for p in call.module.parameters(recurse=False)}
@@ -108,7 +107,7 @@ def _reached_parameters(model: nn.Module, calls: list[Call], output: Call) -> It
 def _nudger(features: Tensor, width: int, nudge: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     """Return a hook that adds `nudge` to one feature of each example, at row 1.
 
-    Examples whose feature is another layer's are left as they are.
+    Examples whose feature belongs to another layer stay unchanged.
     """
     rows = ((features >= 0) & (features < width)).nonzero().flatten()
 
@@ -121,13 +120,13 @@ def _nudger(features: Tensor, width: int, nudge: float) -> Callable[[nn.Module, 
 
 
 def _heads_from(changed: Tensor) -> tuple[bool, tuple[Head, ...]]:
-    """Sort features into heads by what they move.
+    """Return the heads, with features sorted by the entries that they change.
 
     Args:
-        changed: (F, T, D') booleans as `_responses` gives them.
+        changed: (F, T, D') booleans from `_responses`.
 
     Returns:
-        Whether the model is causal, and its heads; no heads where the answers contradict one another.
+        Whether the model is causal, and its heads; no heads if the responses contradict one another.
     """
     own = changed[:, 1].sum(dim=1)  # (F,) coordinates moved in the changed row
     later = changed[:, 2:].any(dim=1)  # (F, D')

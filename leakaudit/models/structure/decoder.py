@@ -27,23 +27,23 @@ from leakaudit.models.structure.trace import (
 
 @dataclass(frozen=True)
 class Tail:
-    """The last linear layer that works on each token alone, and the head behind it."""
+    """The head, and the last linear layer before it, which treats each token alone."""
 
     layer: Projection
-    """In most models the down projection of the last block's feed-forward part."""
+    """In most models, it is the down projection of the last block's feed-forward part."""
     head: str
     """Module name of the linear layer that returns the logits."""
 
 
 def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
-    """Return the groups of linear layers whose input depends on a token's prefix only.
+    """Return groups of linear layers whose input depends only on a token's prefix.
 
     The search covers the layers from the first block's attention to the second block's attention input: the attention's
-    output projection, the feed-forward part (not where it runs beside the attention), the next query, key and value. The
-    model is left as it was.
+    output projection, the feed-forward part (unless it runs in parallel to the attention), and the next query, key and value. The
+    model stays unchanged.
 
     Raises:
-        AnatomyError: there is no such layer, so the model is no decoder.
+        AnatomyError: there is no such layer, so the model is not a decoder.
     """
     ids = probe_ids(model)
     calls = trace_tokens(model)
@@ -72,7 +72,7 @@ def prefix_readers(model: nn.Module) -> tuple[tuple[Projection, ...], ...]:
 
 
 def _reads_prefix(model: nn.Module, ids: Tensor, reader: Call) -> bool:
-    """Return whether a changed token moves the reader's input there and later only."""
+    """Return whether a changed token changes the input only there and later."""
     changed = ids.clone()
     changed[0, 1] = (ids[0, 1] + 1) % vocabulary_size(model)
     moved = (run_until(model, changed, reader.module) - reader.given).abs().amax(dim=(0, 2))
@@ -81,9 +81,9 @@ def _reads_prefix(model: nn.Module, ids: Tensor, reader: Call) -> bool:
 
 
 def find_tail(model: nn.Module) -> Tail:
-    """Find the last linear layer before the head, which no attention may follow.
+    """Find the last linear layer before the head; no attention may follow it.
 
-    The model is left as it was.
+    The model stays unchanged.
 
     Raises:
         AnatomyError: the logits are not the plain output of one linear layer on every token, or attention follows the layer.
@@ -113,7 +113,7 @@ def _check_plain_logits(model: nn.Module, ids: Tensor, head: Call) -> None:
 
 
 def _check_no_attention_between(model: nn.Module, ids: Tensor, layer: Call, head: Call) -> None:
-    """Refuse the layer if changing its output at row 1 moves the head's other rows."""
+    """Refuse the layer if its output at row 1 affects other rows of the head."""
 
     def nudge(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         changed = made.clone()

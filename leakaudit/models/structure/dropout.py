@@ -22,7 +22,7 @@ def dropout_rates(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
 def input_dropout(calls: list[Call], reader: Call) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the dropout modules that `reader`'s input passes, in two groups.
 
-    First those before the last module that mixes features, then those after it.
+    The first group is before the last normalisation or linear layer, the second group after it.
     """
     before: list[str] = []
     after: list[str] = []

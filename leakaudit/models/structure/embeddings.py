@@ -14,9 +14,9 @@ from leakaudit.errors import AnatomyError
 
 
 def word_embedding(model: nn.Module) -> str | None:
-    """Return the parameter name of the table (V, D) that turns token ids into vectors.
+    """Return the parameter name of the table (V, D) of token vectors.
 
-    None where the model has no such table, or the table is no parameter.
+    None if the model has no such table, or the table is not a parameter.
     """
     return _parameter_of(model, "get_input_embeddings")
 
@@ -42,7 +42,7 @@ def vocabulary_size(model: nn.Module) -> int:
     """Return V, the number of rows of the word embedding.
 
     Raises:
-        AnatomyError: `get_input_embeddings()` returns nothing with a weight.
+        AnatomyError: `get_input_embeddings()` does not return a module with a weight.
     """
     table = _table_from(model, "get_input_embeddings")
     weight = getattr(table, "weight", None)
@@ -68,7 +68,7 @@ def other_tables(model: nn.Module, word: str, used: AbstractSet[int]) -> tuple[s
 
 
 def _parameter_of(model: nn.Module, getter: str) -> str | None:
-    """Return the name of the weight of the module that a method of the model returns."""
+    """Return the weight's name of the module that a method of the model returns."""
     weight = getattr(_table_from(model, getter), "weight", None)
     return next((name for name, parameter in model.named_parameters() if parameter is weight), None)
 

@@ -20,7 +20,7 @@ from leakaudit.models.structure.trace import Call, is_leaf, is_linear, trace, tr
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A feed-forward part, and the module that gives its input."""
+    """A feed-forward part, and the module that returns its input."""
 
     first: nn.Linear
     second: nn.Linear
@@ -32,12 +32,11 @@ class FeedForward:
 def find_down_projection(model: nn.Module) -> Projection:
     """Return the down projection of the first block.
 
-    The model is left as it was.
-
-    It is the layer with the widest input among the linear layers behind the block's attention that work on every token.
+    It is the layer with the widest input among the linear layers after the block's attention that treat every token. The model stays
+    unchanged.
 
     Raises:
-        AnatomyError: there is no linear layer behind the attention.
+        AnatomyError: there is no linear layer after the attention.
     """
     calls = trace_tokens(model)
     first, block = first_block(model, calls)
@@ -53,8 +52,8 @@ def find_last_feed_forward(model: nn.Module, head: nn.Module, inputs: dict[str, 
 
     Args:
         model: the public model.
-        head: its output layer. The update of that layer has fewer directions than there are classes, so it is taken as the
-            second layer only where there is no other.
+        head: its output layer. The update of that layer has fewer directions than there are classes, so it is used as the
+            second layer only if no other layer fits.
         inputs: keyword arguments of the model's forward, two examples or more, all different.
 
     Raises:
@@ -71,9 +70,9 @@ def find_last_feed_forward(model: nn.Module, head: nn.Module, inputs: dict[str, 
 
 
 def _feed_forwards(calls: list[Call], head: nn.Module) -> Iterator[FeedForward]:
-    """Yield feed-forward parts, the last first.
+    """Yield the feed-forward parts in reverse order.
 
-    Those that end in the output layer come after all others.
+    Parts that end in the output layer come after all others.
     """
     sources = {id(call.made): call.module for call in calls}
     linear = {id(call.made): (call.module, call.given) for call in calls if isinstance(call.module, nn.Linear)}
@@ -87,9 +86,9 @@ def _feed_forwards(calls: list[Call], head: nn.Module) -> Iterator[FeedForward]:
 
 
 def _decides_logits(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the logits depend on x alone.
+    """Return whether the logits depend only on x, the part's input.
 
-    With one x, different inputs then give the same logits.
+    If so, different inputs with the same x give the same logits.
     """
     x = features_into(model, part, inputs)[:1]
     logits = run_from(model, part, x.expand(len(next(iter(inputs.values()))), -1), inputs)
@@ -97,7 +96,7 @@ def _decides_logits(model: nn.Module, part: FeedForward, inputs: dict[str, Tenso
 
 
 def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]) -> Tensor:
-    """Return (N, D), the part's input at the one token that decides the logits.
+    """Return (N, D), the part's input at the token that decides the logits.
 
     Raises:
         AnatomyError: the logits depend on several tokens of a sequence.
@@ -125,13 +124,13 @@ def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]
 def run_from(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     """Return the logits (N, C) of given features.
 
-    What the layers before the part compute has no influence.
+    The layers before the part have no influence.
 
     Args:
         model: the public model.
-        part: where the features enter.
-        x: (N, D).
-        inputs: any inputs of the model; where their number is not N, the first is repeated.
+        part: the part that gets the features as its input.
+        x: (N, D) features.
+        inputs: any inputs of the model; if their number is not N, the first is repeated.
     """
     with torch.no_grad():
         return _run(model, part, x, inputs)
@@ -142,8 +141,8 @@ def logit_jacobian(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[
 
     Args:
         model: the public model.
-        part: its second layer has M' outputs.
-        x: (N, D) features that enter it.
+        part: the part, whose second layer has M' outputs.
+        x: (N, D) features, the input of the part.
         inputs: any inputs of the model.
     """
     taken: list[Tensor] = []
@@ -154,7 +153,7 @@ def logit_jacobian(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[
             gradients = [torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)]
     finally:
         handle.remove()
-    # Behind the part only one token of a sequence matters, so the sum over tokens is that token's.
+    # After the part, only one token of a sequence has a gradient, so the sum over tokens is that gradient.
     return torch.stack([one if one.dim() == 2 else one.sum(dim=1) for one in gradients], dim=1).double()
 
 

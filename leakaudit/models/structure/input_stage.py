@@ -1,4 +1,4 @@
-"""How the first block's attention input comes from a token and its position.
+"""Computation of the first block's attention input from tokens and positions.
 
 Letters: N sequences or tokens, T tokens of a sequence, D hidden size, V vocabulary, P positions.
 """
@@ -24,7 +24,7 @@ from leakaudit.models.structure.trace import CHUNK_BYTES, is_leaf, run_until, sa
 class Norm:
     """The normalisation right before the attention input.
 
-    x = gain * (u - mean) / sqrt(var + eps) + shift, without the mean for RMSNorm.
+    x = gain * (u - mean) / sqrt(var + eps) + shift; RMSNorm does not subtract the mean.
     """
 
     centred: bool
@@ -43,25 +43,24 @@ class Norm:
 
 
 class InputStage:
-    """How the first block's attention input comes from tokens, dropout off.
+    """Computation of the first block's attention input from tokens, without dropout.
 
-    Most models add a token vector and a position vector and normalise the sum, so that
-    x(t, p) = Norm(w_t + d_p); that is checked on random pairs, not assumed. Where it does not hold, inputs are computed by
-    running the model itself up to the block.
+    Most models add a token vector and a position vector and normalise the sum, so that x(t, p) = Norm(w_t + d_p). This is checked on random
+    pairs. If it is not true, the model itself computes the inputs up to the block.
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, max_length: int) -> None:
-        """Measure the stage on `model`, which is left as it was.
+        """Find the properties of the stage by running `model`, which stays unchanged.
 
         Args:
             model: the public model.
-            anatomy: its parts.
-            max_length: positions that a sequence may have.
+            anatomy: the parts of the model.
+            max_length: number P of positions.
 
         Raises:
-            AnatomyError: the input of a token depends on its neighbours, so no candidate can be computed alone.
+            AnatomyError: the input of a token depends on its neighbours, so a candidate token cannot be computed alone.
         """
-        # Weak, because the stage is kept per model: a strong one would keep every model that was ever attacked.
+        # The reference is weak because a cache holds the stage of each model: a strong one would keep all attacked models in memory.
         self._held = ref(model)
         self._reader = model.get_submodule(anatomy.projections[0].module)
         self.vocabulary = vocabulary_size(model)
@@ -84,7 +83,7 @@ class InputStage:
     def _sample(self, count: int, length: int, generator: torch.Generator) -> Tensor:
         """Return random ids (count, length) without the padding token.
 
-        Some models (RoBERTa) do not count padding as a position.
+        Some models (RoBERTa) give padding no position.
         """
         pad: Any = getattr(getattr(self._model, "config", None), "pad_token_id", None)
         ids = torch.randint(self.vocabulary, (count, length), generator=generator)
@@ -100,7 +99,7 @@ class InputStage:
     def _find_norm(self) -> nn.Module | None:
         """Return the module whose output is the attention input, or None.
 
-        Dropout in between changes nothing in eval mode.
+        Dropout after the module changes nothing in eval mode.
         """
         calls = trace_tokens(self._model)
         wanted = next(call.given for call in calls if call.module is self._reader)
@@ -148,9 +147,9 @@ class InputStage:
         return None
 
     def _refine(self, norm: Norm) -> Norm:
-        """Return the norm with the module's own gain and shift where they agree.
+        """Return the norm with the module's own gain and shift if they fit.
 
-        They are exact.
+        The module's values are exact.
         """
         gain: Any = getattr(self.norm_module, "weight", None)
         shift: Any = getattr(self.norm_module, "bias", None)
@@ -167,24 +166,24 @@ class InputStage:
         return bool(torch.allclose(predicted, u, atol=1e-5 * float(u.abs().max())))
 
     def _tokens_before_norm(self, ids: Tensor) -> Tensor:
-        """Return (N, D): what enters the normalisation for each token at position 0."""
+        """Return (N, D), the normalisation's input for each token at position 0."""
         size = max(1, CHUNK_BYTES // (self.hidden * 4 * 4))
         return torch.cat([self._before_norm(chunk[:, None])[:, 0] for chunk in ids.split(size)])
 
     def _positions(self, count: int) -> Tensor:
-        """Return (count, D) float64: what each position adds to the token vector."""
+        """Return (count, D) float64, the vector that each position adds."""
         token = self.vocabulary // 2
         u = self._before_norm(torch.full((1, count), token))[0].double()
         return u - u[:1]
 
     @cached_property
     def token_vectors(self) -> Tensor:
-        """(V, D) float32: what enters the normalisation for each token at position 0."""
+        """(V, D) float32: the normalisation's input for each token at position 0."""
         return self._tokens_before_norm(torch.arange(self.vocabulary))
 
     @cached_property
     def position_vectors(self) -> Tensor:
-        """(P, D) float64: what each position adds."""
+        """(P, D) float64: the vector that each position adds to the token vector."""
         return self._positions(1 if self.position_free else self.max_length)
 
     def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -218,7 +217,7 @@ _STAGES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], InputStage]] = Weak
 
 
 def input_stage_of(model: nn.Module, max_length: int) -> InputStage:
-    """Return the input stage of a model, computed again whenever weights change."""
+    """Return the input stage of a model; it is computed again if weights change."""
     versions = (max_length, *(p._version for p in model.parameters()), next(model.parameters()).data_ptr())
     if model not in _STAGES or _STAGES[model][0] != versions:
         _STAGES[model] = (versions, InputStage(model, anatomy_of(model), max_length))

@@ -1,4 +1,4 @@
-"""Linear layers and blocks of a model, as a traced forward pass shows them."""
+"""Linear layers and blocks of a model, found by a traced forward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.models.structure.trace import Call, is_linear, same_tensor
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer; in most uses one that reads a block's attention input."""
+    """A linear layer, usually one that reads a block's attention input."""
 
     module: str
     """Module name."""
@@ -32,7 +32,7 @@ def projection_of(model: nn.Module, call: Call) -> Projection:
     """Describe the linear layer of a traced call.
 
     Raises:
-        AnatomyError: its weight is no parameter of the model.
+        AnatomyError: the layer's weight is not a parameter of the model.
     """
     weight: Tensor = call.module.weight  # type: ignore[assignment]
     bias = getattr(call.module, "bias", None)

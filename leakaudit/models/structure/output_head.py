@@ -42,7 +42,9 @@ def head_outputs(model: nn.Module, head: nn.Module, inputs: Mapping[str, Tensor]
         with torch.no_grad():
             logits: Tensor = model(**inputs).logits  # (N, C)
             features = taken[-1]
-            if features.dim() == 3:  # a decoder's head runs on every token, and the model then picks one of them
+            if (
+                features.dim() == 3
+            ):  # a decoder's head runs on every token, and the model then chooses the logits of one token
                 every = head(features)  # (N, T, C)
                 picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
                 features = features[torch.arange(len(logits), device=logits.device), picked]

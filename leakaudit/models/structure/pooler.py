@@ -18,7 +18,7 @@ class Pooler:
     """Module names of a pooler and of the layers after it."""
 
     dense: str
-    """Linear layer (F, D) that reads one row a sequence."""
+    """Linear layer (F, D) that reads one row for each sequence."""
     activation: str
     """Module that follows it."""
     head: str
@@ -26,16 +26,16 @@ class Pooler:
 
 
 def find_pooler(model: nn.Module, classes: int) -> Pooler:
-    """Find the pooler by a traced forward pass; the model is left as it was.
+    """Find the pooler by a traced forward pass; the model stays unchanged.
 
-    The pooler is the last linear layer before the output layer that reads one row a sequence. Its activation must be a module.
+    The pooler is the last linear layer before the output layer that reads one row for each sequence. Its activation must be a module.
 
     Args:
         model: a sequence classifier.
         classes: C.
 
     Raises:
-        AnatomyError: there is no such layer; says what was looked for and what was found.
+        AnatomyError: there is no such layer. The message says what was expected and what was found.
     """
     calls = [call for call in trace_tokens(model) if call.bare and is_leaf(call.module)]
     layers = [(place, call, call.module) for place, call in enumerate(calls) if isinstance(call.module, nn.Linear)]

@@ -1,6 +1,6 @@
 """Traced forward passes: which module is called with which tensor.
 
-Every part of a model is found with the one tracer here, never by the names of models.
+Every part of a model is found with this tracer, never by the name of a model.
 
 Letters: N sequences, T tokens, D hidden size.
 """
@@ -19,10 +19,10 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import vocabulary_size
 
 PROBE_LENGTH = 4
-"""Tokens of the traced forward pass; four, so that a causal model shows rows before and after the probed one."""
+"""Tokens of the traced forward pass. With four, there are rows before and after the changed row, which shows whether a model is causal."""
 
 CHUNK_BYTES = 256 * 2**20
-"""Memory that one chunk of candidate inputs may take. Our choice: far less than a training machine has free."""
+"""Memory that one chunk of candidate inputs may take. Our choice: far less than the free memory of a training machine."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Call:
     made: Tensor
     """Tensor that it returned, or the first item of the tuple."""
     bare: bool
-    """Whether it returned the tensor itself, not a tuple."""
+    """Whether the module returned the tensor itself, not a tuple."""
 
 
 def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
@@ -46,7 +46,7 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
     Calls that take or return no tensor are left out.
 
     Args:
-        model: left as it was.
+        model: the model, which stays unchanged.
         inputs: keyword arguments of its forward.
     """
     calls: list[Call] = []
@@ -99,13 +99,13 @@ def probe_ids(model: nn.Module) -> Tensor:
 def run_until(
     model: nn.Module, ids: Tensor, module: nn.Module, *, weights: Mapping[str, Tensor] | None = None, **more: Any
 ) -> Tensor:
-    """Return the first tensor that `module` is given in a forward pass, in eval mode.
+    """Return the first tensor that `module` gets in a forward pass in eval mode.
 
     Args:
-        model: left as it was.
+        model: the model, which stays unchanged.
         ids: (N, T) token ids without padding.
-        module: where the pass stops.
-        weights: parameter name -> tensor to use in place of the model's own.
+        module: module at which the pass stops.
+        weights: parameter name -> tensor that replaces the model's own.
         more: further keyword arguments of the model's forward, or other values of `input_ids` and `attention_mask`.
 
     Raises:
@@ -174,7 +174,7 @@ def is_normalisation(call: Call) -> bool:
 
 
 def same_tensor(one: Tensor, two: Tensor) -> bool:
-    """Return whether two tensors are one, or one is the other in another dtype.
+    """Return whether two tensors are the same, or equal in two dtypes.
 
     Adapters in float32 beside weights in bfloat16 read a cast of the same input.
     """
