@@ -43,6 +43,7 @@ def pooled(measured: Iterable[Measured | None]) -> float | None:
 
     Every `Missing` and None is left out.
 
+    >>> from leakaudit.results.schema import Missing, Score
     >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
     0.75
     """
