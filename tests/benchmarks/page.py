@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +37,9 @@ class _Tee:
         self.text += text
         return self._stream.write(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
+    def __getattr__(self, name: str) -> Any:
+        """Return everything else of the stream: libraries ask for `isatty` and `encoding`."""
+        return getattr(self._stream, name)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ def test_without_a_column_n_the_text_says_it() -> None:
 
 def test_a_benchmark_writes_its_page(tmp_path: Path) -> None:
     """The page has what the module prints, and no absolute path."""
-    (tmp_path / "bench.py").write_text("print('seeds [3, 4]\\n| B | n |\\n| - | - |\\n| 1 | 7 |')")
+    (tmp_path / "bench.py").write_text(
+        "import sys; sys.stdout.isatty(); sys.stdout.flush()\nprint('seeds [3, 4]\\n| B | n |\\n| - | - |\\n| 1 | 7 |')"
+    )
     page = tmp_path / "page.md"
     done = subprocess.run(
         [
