@@ -21,12 +21,8 @@ class LabelCounts:
     guess: tuple[int, ...]
 
 
-@runtime_checkable
-class SequenceMetric(Protocol):
-    """A metric that compares one true sequence with the guess matched to it.
-
-    Registered with `@metric("name")`.
-    """
+class Metric(Protocol):
+    """What every metric says of itself; a metric is registered with `@metric("name")`."""
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -36,7 +32,7 @@ class SequenceMetric(Protocol):
     higher_is_better: ClassVar[bool]
     """Whether a higher number is better for the attacker."""
     level: ClassVar[Level]
-    """`sequence` here: the score of a step is the mean over its sequences."""
+    """`sequence`: the score of a step is the mean over its sequences. `step`: it is one number of the step."""
     source: ClassVar[str]
     """Paper, section, equation."""
     needs_guess: ClassVar[bool]
@@ -44,27 +40,19 @@ class SequenceMetric(Protocol):
     needs_model: ClassVar[bool]
     """Whether it needs a model that the user names. Without that model, no attempt has this metric. False unless the class states it."""
 
+
+@runtime_checkable
+class SequenceMetric(Metric, Protocol):
+    """A metric of level `sequence`: it compares a true sequence with a guess."""
+
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
         ...
 
 
 @runtime_checkable
-class StepMetric(Protocol):
-    """A metric that compares the guessed label counts of a step with the true ones.
-
-    Registered with `@metric("name")`.
-    """
-
-    name: ClassVar[str]
-    label: ClassVar[str]
-    meaning: ClassVar[str]
-    higher_is_better: ClassVar[bool]
-    level: ClassVar[Level]
-    """`step` here."""
-    source: ClassVar[str]
-    needs_guess: ClassVar[bool]
-    needs_model: ClassVar[bool]
+class StepMetric(Metric, Protocol):
+    """A metric of level `step`: it compares guessed label counts with the true ones."""
 
     def __call__(self, counts: LabelCounts) -> float | None:
         """Return the number, or None where this step has nothing to measure."""

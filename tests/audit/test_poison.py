@@ -12,19 +12,16 @@ import pytest
 from leakaudit.audit.worker import DIED_OVER
 from leakaudit.capture.worker import restarts as worker_restarts
 from leakaudit.capture.worker.process import SideProcess
-from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import default_policy
 from leakaudit.gate.verdict import Status
-from leakaudit.models.recipe import ModelRecipe
-from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus
-from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from tests.audit.test_worker import make, names
 from tests.support import tiny
+from tests.support.snapshots import write_step
 
 DEADLY = 13
 """Bound of the batch size by which the attack below knows a deadly step."""
@@ -77,21 +74,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def put(spool: Spool, number: int, *, deadly: bool) -> None:
     """Write a snapshot."""
-    model = tiny.bert()
     bound: dict[str, Any] = {"batch_size_bound": DEADLY} if deadly else {}
-    step = tiny.client_step(model, tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
-    write_snapshot(
-        spool.snapshot_folder(number),
-        update=step.update(),
-        weights=state_of(model),
-        truth=step.truth,
-        manifest=Manifest(
-            model=ModelRecipe.of(model),
-            facts=step.facts,
-            recipe=step.recipe,
-            provenance=Provenance(framework="test", step=number),
-        ),
-    )
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the old dog chased a cat ."], [1], **bound)
+    write_step(spool.snapshot_folder(number), step, number)
 
 
 def poisoned(folder: Path, kind: str, deadly: set[int], steps: int, **more: Any) -> tuple[Spool, SideProcess]:

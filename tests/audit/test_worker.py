@@ -15,21 +15,19 @@ import pytest
 from torch import nn
 
 from leakaudit.audit.worker import DIED_OVER, run_worker
-from leakaudit.client.snapshot import OBSERVED, Manifest, Provenance, Snapshot
+from leakaudit.client.snapshot import OBSERVED, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
 from leakaudit.exit_codes import ExitCode
-from leakaudit.models.recipe import ModelRecipe
-from leakaudit.models.tensors import state_of
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.storage.parent_watch import PARENT_VARIABLE
 from leakaudit.storage.snapshot_queue import MAX_CRASHES, SnapshotQueue
-from leakaudit.storage.snapshots import write_snapshot
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import Totals
 from tests.support import tiny
 from tests.support.processes import until
+from tests.support.snapshots import write_step
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the old dog chased a cat ."
@@ -56,20 +54,8 @@ def make(folder: Path, *steps: int, finished: bool = True, **more: Any) -> Spool
 
 def put(spool: Spool, number: int, model: nn.Module | None = None) -> None:
     """Write a real snapshot."""
-    model = model or tiny.bert()
-    step = tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1])
-    write_snapshot(
-        spool.snapshot_folder(number),
-        update=step.update(),
-        weights=state_of(model),
-        truth=step.truth,
-        manifest=Manifest(
-            model=ModelRecipe.of(model),
-            facts=step.facts,
-            recipe=step.recipe,
-            provenance=Provenance(framework="test", step=number),
-        ),
-    )
+    step = tiny.client_step(model or tiny.bert(), tiny.bert_tokenizer(), [TEXT], [1])
+    write_step(spool.snapshot_folder(number), step, number)
 
 
 class FakeAudit:

@@ -29,20 +29,11 @@ from leakaudit.storage.spool import Spool
 from tests.audit import test_worker
 from tests.support import mini_trainer
 from tests.support.processes import alive, until
+from tests.support.spools import AFTER_AN_AUDIT
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-
-AFTER_AN_AUDIT = [
-    ".gitignore",
-    "audit.json",
-    "battery.json",
-    "finished.json",
-    "tokenizer",
-    "trainer.lock",
-    "worker.lock",
-]
 
 
 def spool_files(folder: Path) -> list[str]:

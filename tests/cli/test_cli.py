@@ -17,12 +17,9 @@ from click.testing import CliRunner, Result
 
 from leakaudit.cli import main
 from leakaudit.cli.battery import specs_of, with_options
-from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.client.step import ClientStep
-from leakaudit.models.recipe import ModelRecipe
-from leakaudit.models.tensors import state_of
-from leakaudit.storage.snapshots import write_snapshot
 from tests.support import tiny
+from tests.support.snapshots import write_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -476,18 +473,7 @@ def spool(tmp_path: Path) -> Path:
     model = tiny.bert(seed=1)
     for step, (text, label) in enumerate(ROWS[:2]):
         client = tiny.client_step(model, tiny.bert_tokenizer(), [text], [label])
-        write_snapshot(
-            folder / f"step-{step}",
-            update=client.observe().update,
-            weights=state_of(model),
-            truth=client.truth,
-            manifest=Manifest(
-                model=ModelRecipe.of(model),
-                facts=client.facts,
-                recipe=client.recipe,
-                provenance=Provenance(framework="test", step=step),
-            ),
-        )
+        write_step(folder / f"step-{step}", client, step)
     tiny.bert_tokenizer().save_pretrained(folder / "tokenizer")
     return folder
 

@@ -28,6 +28,7 @@ from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
 from tests.support.processes import alive, until
+from tests.support.spools import AFTER_AN_AUDIT
 from tests.support.tiny_trainer import TEXTS, audit_config, make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -83,15 +84,7 @@ def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     assert sum(logged) / 2 == summaries["span"].scores.get("exact")
 
     left = sorted(path.name for path in spool.iterdir())
-    assert left == [
-        ".gitignore",
-        "audit.json",
-        "battery.json",
-        "finished.json",
-        "tokenizer",
-        "trainer.lock",
-        "worker.lock",
-    ]
+    assert left == AFTER_AN_AUDIT
     said = capfd.readouterr()
     assert re.search(
         rf"leakaudit: FAIL: [12] of [12] steps? leaked a sentence; report: {folder}/report.html\n", said.err

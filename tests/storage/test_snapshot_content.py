@@ -25,6 +25,7 @@ from leakaudit.storage.snapshot_files import read_tensors
 from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from leakaudit.storage.truth_tensors import truth_of
 from tests.support import tiny
+from tests.support.snapshots import write_step
 
 SECONDS = 5.0
 """What a refusal may take on a loaded machine."""
@@ -32,21 +33,9 @@ SECONDS = 5.0
 
 def written(folder: Path) -> Path:
     """Return a sound snapshot of two sentences."""
-    model = tiny.bert()
-    step = tiny.client_step(model, tiny.bert_tokenizer(), ["the dog", "a cat saw the bird"], [0, 1])
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["the dog", "a cat saw the bird"], [0, 1])
     target = folder / "000012.ready"
-    write_snapshot(
-        target,
-        update=step.update(),
-        weights=state_of(model),
-        truth=step.truth,
-        manifest=Manifest(
-            model=ModelRecipe.of(model),
-            facts=step.facts,
-            recipe=step.recipe,
-            provenance=Provenance(framework="test", step=12),
-        ),
-    )
+    write_step(target, step, 12)
     return target
 
 

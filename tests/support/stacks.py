@@ -22,7 +22,7 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client.snapshot import Snapshot
 from tests.support import tiny
-from tests.support.tiny_trainer import Rows, audit_config, kept, without_side_process
+from tests.support.tiny_trainer import SETTINGS, Rows, audit_config, kept, without_side_process
 
 Batch = dict[str, Tensor]
 
@@ -154,21 +154,15 @@ def hf_trainer(folder: Path, case: Case, *, seq2seq: bool = False) -> dict[int, 
     model = case.model()
     audit = LeakAuditCallback(audit_config(folder, max_snapshots=50))
     settings: dict[str, Any] = {
+        **SETTINGS,
+        "max_steps": -1,  # the Trainer's own: `num_train_epochs` decides
         "output_dir": str(folder / "trainer"),
         "per_device_train_batch_size": 1,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": case.windows,
         "learning_rate": RATE,
-        "optim": "sgd",
-        "lr_scheduler_type": "constant",
         "max_grad_norm": case.clip or 0.0,
         "bf16": case.precision == "bf16",
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "dataloader_pin_memory": False,
         "remove_unused_columns": False,
         "train_sampling_strategy": "sequential",
         **case.arguments,

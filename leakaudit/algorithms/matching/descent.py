@@ -152,18 +152,18 @@ class Run:
         if not bool(finite.all()):
             self._draw_anew((~finite).nonzero().flatten())
 
-    def begin(self, descent: Descent, first: Candidate, *, forget: bool = False) -> None:
+    def begin(self, descent: Descent, first: Candidate) -> None:
         """Begin another descent with a fresh optimizer state.
+
+        The best states of earlier descents are discarded.
 
         Args:
             descent: its settings.
             first: the candidates to start from.
-            forget: discard the best states of earlier descents.
         """
         self.descent, self.taken_now = descent, 0
-        if forget:
-            self.best, self.best_losses = first.detached(), torch.full_like(self.best_losses, math.inf)
-            self._mark, self.last_progress = math.inf, self.taken
+        self.best, self.best_losses = first.detached(), torch.full_like(self.best_losses, math.inf)
+        self._mark, self.last_progress = math.inf, self.taken
         self.now = first.detached()
         self.means, self.squares = (Candidate(*(torch.zeros_like(part) for part in first)) for _ in range(2))
         self._ages = torch.zeros_like(self._ages)

@@ -145,7 +145,7 @@ class _Search:
                 masks = run.now.masks[0] if hybrid.keep_masks else None
                 again = matcher.candidates.of_tokens([guess.tokens], run.now.label_logits, masks)
                 again = permuted(matcher, again, hybrid.permutations, self._rng, budget)
-                run.begin(self._descent, again, forget=True)
+                run.begin(self._descent, again)
             advance(run, None, budget)
             run.settle()
             if hybrid.seats:
