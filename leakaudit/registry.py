@@ -195,7 +195,9 @@ def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(plugin)[key])
 
 
-attacks: Registry[Any] = Registry("attack", "leakaudit.attacks", {"needs": "everything", "blind": False})
+attacks: Registry[Any] = Registry(
+    "attack", "leakaudit.attacks", {"needs": "everything", "reads": "gradient", "blind": False}
+)
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
 metrics: Registry[Any] = Registry("metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False})
 priors: Registry[Any] = Registry("prior", "leakaudit.priors")

@@ -8,7 +8,17 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
-from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, Observation, Reconstruction, attack
+from leakaudit.plugins import (
+    FALSE_EVENTS,
+    Applicability,
+    Budget,
+    Goal,
+    Needs,
+    Observation,
+    Reads,
+    Reconstruction,
+    attack,
+)
 
 
 @attack("embedding-rows")
@@ -33,6 +43,7 @@ class EmbeddingRows:
     label: ClassVar[str] = "embedding rows"
     meaning: ClassVar[str] = "Reads which words were in the batch from which rows of the embedding received a gradient."
     goal: ClassVar[Goal] = "words"
+    reads: ClassVar[Reads] = "update"
     needs: ClassVar[Needs] = "named parts"
     source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

@@ -20,7 +20,7 @@ from leakaudit.algorithms.matching.run import (
     with_knobs,
 )
 from leakaudit.algorithms.matching.starts import Start
-from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reconstruction, attack
+from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reads, Reconstruction, attack
 
 Preset = Literal["paper", "fast"]
 
@@ -274,6 +274,7 @@ class Grab:
         "Searches for inputs and dropout masks whose gradient is near the observed one, then for the best order of the words."
     )
     goal: ClassVar[Goal] = "text"
+    reads: ClassVar[Reads] = "direction"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"

@@ -10,7 +10,7 @@ import torch
 
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.plugins import Budget, Observation, Reconstruction, attack
+from leakaudit.plugins import Budget, Observation, Reads, Reconstruction, attack
 
 
 @attack("lamp-cos")
@@ -29,6 +29,7 @@ class LampCos(Lamp):
     meaning: ClassVar[str] = (
         "Searches for inputs whose gradient has the observed direction, and asks a language model for the order of the words."
     )
+    reads: ClassVar[Reads] = "direction"
     presets: ClassVar[Mapping[Preset, Settings]] = COSINE_PRESETS
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:

@@ -15,6 +15,7 @@ from leakaudit.plugins import (
     Applicability,
     Budget,
     Observation,
+    Reads,
     Reconstruction,
     attack,
     not_applicable,
@@ -35,6 +36,7 @@ class RandomLabels(CountsLabels):
         "Draws labels at random, without a look at the update: the baseline for every label attack."
     )
     blind: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "update"
     """It does not use the update, so a correct guess is no sign that the audit works."""
     source: ClassVar[str] = "random guess of LLG (Wainakh et al. 2022, Sec. 6.1, Baselines)"
     threat_model: ClassVar[str] = "Sees nothing but the number of classes, and of sequences where that is public."

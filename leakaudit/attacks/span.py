@@ -8,7 +8,17 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.span.recover import BEAM, CANDIDATES, can_recover, recover
-from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Needs, Observation, Reconstruction, attack
+from leakaudit.plugins import (
+    FALSE_EVENTS,
+    Applicability,
+    Budget,
+    Goal,
+    Needs,
+    Observation,
+    Reads,
+    Reconstruction,
+    attack,
+)
 
 
 @attack("span")
@@ -25,6 +35,7 @@ class Span:
         "Tests which sentences lie in the space that a layer's gradient spans. Where it applies it is exact."
     )
     goal: ClassVar[Goal] = "text"
+    reads: ClassVar[Reads] = "update"
     needs: ClassVar[Needs] = "named parts"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.audit.entries import AttemptId, EntryBuilder, Finished
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, score, with_similarity
@@ -91,7 +92,7 @@ class AttemptRunner:
         """
         start = time.perf_counter()
         try:
-            fits = applicability(attack, seen)
+            seen, fits = readable(attack, seen)
             if not fits:
                 return self._not_applicable(attempt, attack, fits.reason, start)
             guess = attack(seen, generator(self.config.seed, *attempt), Budget(self.config.budget_s))
@@ -119,8 +120,22 @@ class AttemptRunner:
         return self.entries.failed(attempt, AttemptStatus.NOT_APPLICABLE, shown, time.perf_counter() - start)
 
 
+def readable(attack: Attack, seen: Observation) -> tuple[Observation, Applicability]:
+    """Return what an attack reads of an observation, and whether it applies to that.
+
+    A difference of weights becomes an estimate of the gradient, unless the attack reads differences itself.
+    """
+    wants = getattr(attack, "reads", "gradient")
+    if wants == "update" or seen.facts.update_kind in ("gradient", "sgd"):
+        return seen, applicability(attack, seen)
+    estimated, found = as_gradient(seen)
+    if found.quality == "direction" and wants != "direction":
+        return seen, not_applicable(f"it reads gradients, and {found.note}")
+    return estimated, applicability(attack, estimated)
+
+
 def applicability(attack: Attack, seen: Observation) -> Applicability:
-    """Return whether an attack applies to an observation, and why not."""
+    """Return whether an attack applies to an observation as it is, and why not."""
     if attack.goal != "labels" and isinstance(seen.model, ArrayClassifier):
         return NO_TEXT_TO_READ
     return attack.applies(seen) if can_read(attack, seen) else PARTS_ONLY

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from leakaudit.audit.attempt import Scorer, can_read, generator
+from leakaudit.audit.attempt import Scorer, can_read, generator, readable
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.score import Scored
 from leakaudit.audit.state import ControlOutcome
@@ -92,7 +92,10 @@ class ControlRunner:
         """
         budget = Budget(self.config.budget_s)
         try:
-            if getattr(attack, "blind", False) or not can_read(attack, seen) or not attack.applies(canary):
+            if getattr(attack, "blind", False) or not can_read(attack, seen):
+                return None
+            canary, fits = readable(attack, canary)
+            if not fits:
                 return None
             guess = attack(canary, generator(self.config.seed, step_id, label, "canary"), budget)
             own, other = (self.scorer.score(guess, truth, canary) for truth in truths)
@@ -105,7 +108,9 @@ class ControlRunner:
 
         The observation is None if the step cannot be computed. The report then says that the control did not run.
         """
-        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "own_loss": None})
+        optimizer = client.facts.optimizer
+        alone = None if optimizer is None else optimizer.one_fresh_step()
+        facts = client.facts.model_copy(update={"defenses": (), "local_steps": 1, "optimizer": alone, "own_loss": None})
         label = turn % max(1, facts.num_labels or 1)
         batch = self._batch(client, facts, turn, label)
         facts = _facts_of_canary(facts, batch, label)

@@ -1,6 +1,6 @@
 """The client: its batch, its step, and what an eavesdropper sees of it.
 
-`facts` and `observation` are public; `truth`, `recipe` and `step` are private to the client. It may import `registry`, `results` and
+`facts`, `observation` and `optimizer` are public; `truth`, `recipe` and `step` are private to the client. It may import `registry`, `results` and
 `models`.
 """
 
@@ -8,7 +8,9 @@ __all__ = [
     "array_batches",
     "batches",
     "facts",
+    "local_steps",
     "observation",
+    "optimizer",
     "recipe",
     "replay",
     "sequences",

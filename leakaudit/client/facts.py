@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from leakaudit.client.optimizer import ClientOptimizer, UpdateKind
 from leakaudit.errors import ConfigError
 from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.registry import defenses
@@ -113,7 +114,7 @@ class PublicFacts(Facts):
     """How the update is defined.
 
     `local`: gradient of one process. `reduced`: mean over all processes. `delta`: (weights before - weights after) / (learning rate *
-    local steps) of plain SGD. This is the mean of the local steps' gradients plus the rounding of the weights.
+    local steps). After plain SGD this is the mean of the local steps' gradients plus the rounding of the weights.
     """
     local_steps: int = 1
     """Number K of local steps before the client sends its `delta`.
@@ -121,11 +122,20 @@ class PublicFacts(Facts):
     The protocol sets it.
     """
     learning_rate: float | None = None
-    """Learning rate of the local steps."""
+    """Mean learning rate of the local steps, of the optimizer's first parameter group."""
+    optimizer: ClientOptimizer | None = None
+    """Optimizer of the local steps of a `delta`; None for plain SGD with `learning_rate`."""
     defenses: tuple[DeclaredDefense, ...] = ()
     granted: Granted = Granted()
     server: DeclaredServer | None = None
     """None for a server that sends the model as it is, as in every recorded run."""
+
+    @property
+    def update_kind(self) -> UpdateKind:
+        """What the update is made of: a gradient, or the local steps of an optimizer."""
+        if self.view != "delta":
+            return "gradient"
+        return "sgd" if self.optimizer is None else self.optimizer.kind
 
     @property
     def known_defenses(self) -> tuple[Any, ...]:

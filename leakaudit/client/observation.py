@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -32,6 +32,14 @@ class Observation:
 
     If not, only the first blocks were kept: the later parts of `model` do not have the client's values, and no step can be simulated.
     """
+
+    error: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameter name -> standard deviation of the error of each entry, if `update` is an estimate of a gradient.
+
+    Empty if `update` is what the client sent. See `leakaudit.algorithms.gradient_estimate`.
+    """
+    sent: Observation | None = None
+    """What the client sent, if `update` is an estimate of a gradient; else None."""
 
     @cached_property
     def noise_sigma(self) -> float:
@@ -103,7 +111,11 @@ class Observation:
     def to(self, device: torch.device) -> Observation:
         """Return this observation on `device`; the model is moved in place."""
         return replace(
-            self, update={name: g.to(device) for name, g in self.update.items()}, model=self.model.to(device)
+            self,
+            update={name: g.to(device) for name, g in self.update.items()},
+            model=self.model.to(device),
+            error={name: e.to(device) for name, e in self.error.items()},
+            sent=None if self.sent is None else self.sent.to(device),
         )
 
     def digest(self) -> str:

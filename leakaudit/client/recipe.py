@@ -32,6 +32,8 @@ class StepRecipe(Facts):
 
     It keeps small gradients above zero in fp16.
     """
+    step_sizes: tuple[int, ...] = ()
+    """Number of micro-batches of each local step of a `delta`; empty if each local step has one."""
     kept_rng: bool = True
     """Whether the random states of the micro-batches were recorded."""
     eval_modules: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from leakaudit.client.truth import Truth
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import Verification
 
-SCHEMA = "leakaudit.snapshot/1.2"
+SCHEMA = "leakaudit.snapshot/1.3"
 """Version of the snapshot format that this leakaudit writes."""
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"

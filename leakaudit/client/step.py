@@ -5,7 +5,8 @@ It is used to verify recorded steps and to simulate steps under other defences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.client.facts import PublicFacts
+from leakaudit.client.local_steps import run_local_steps
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
@@ -53,8 +55,8 @@ class ClientStep:
     def update(self) -> dict[str, Tensor]:
         """Compute the update: forward and backward of every micro-batch, then clipping.
 
-        No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), every micro-batch is one local
-        step of plain SGD. The result is then (weights before - weights after) / (learning rate * local steps), as in federated averaging
+        No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), the client's optimizer runs its
+        local steps. The result is then (weights before - weights after) / (learning rate * local steps), as in federated averaging
         (McMahan et al. 2017, Algorithm 1, ClientUpdate). The result contains the rounding of the weights.
 
         Returns:
@@ -66,8 +68,10 @@ class ClientStep:
         self._check_replayable()
         with self._trained() as parameters:
             if self.facts.view == "delta":
-                return self._local_steps(parameters)
-            self._accumulate(parameters)
+                return run_local_steps(
+                    parameters, self.facts, self.truth.optimizer_state, self._local_gradients(parameters)
+                )
+            self._accumulate(parameters, self.truth.micro_batches)
             self._clip(parameters)
             return take_gradients(parameters)
 
@@ -136,9 +140,9 @@ class ClientStep:
             ):
                 yield parameters
 
-    def _accumulate(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Add up the gradients of all micro-batches in the parameters."""
-        for batch in self.truth.micro_batches:
+    def _accumulate(self, parameters: Mapping[str, nn.Parameter], batches: Sequence[MicroBatch]) -> None:
+        """Add up the gradients of micro-batches in the parameters."""
+        for batch in batches:
             self._backward(batch)
         divisor = self.recipe.processes * self.recipe.loss_scale
         if divisor != 1:
@@ -146,32 +150,26 @@ class ClientStep:
                 if parameter.grad is not None:
                     parameter.grad.div_(divisor)
 
-    def _local_steps(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Take one SGD step per micro-batch and return the scaled difference.
+    def _local_gradients(self, parameters: Mapping[str, nn.Parameter]) -> list[Callable[[], None]]:
+        """Return one function for each local step that adds its clipped gradient.
 
-        The weights are restored afterwards.
+        Raises:
+            SnapshotError: the recipe's local steps have another number of micro-batches than the truth.
         """
-        rate = self.facts.learning_rate
-        if not rate:
-            raise SnapshotError(
-                "the update is a difference of weights, but the learning rate of its steps was not kept"
-            )
-        before = {name: parameter.data for name, parameter in parameters.items()}
-        try:
-            for parameter in parameters.values():
-                parameter.data = parameter.data.clone()
-            for batch in self.truth.micro_batches:
-                self.model.zero_grad(set_to_none=True)
-                self._backward(batch)
+        batches = list(self.truth.micro_batches)
+        sizes = self.recipe.step_sizes or (1,) * len(batches)
+        if sum(sizes) != len(batches):
+            raise SnapshotError(f"{len(batches)} micro-batches were kept, and the local steps are made of {sum(sizes)}")
+
+        def gradient_of(part: Sequence[MicroBatch]) -> Callable[[], None]:
+            def add() -> None:
+                self._accumulate(parameters, part)
                 self._clip(parameters)
-                for parameter in parameters.values():
-                    if parameter.grad is not None:
-                        parameter.data.add_(parameter.grad, alpha=-rate)
-            scale = rate * len(self.truth.micro_batches)
-            return {name: ((before[name] - p.data) / scale).float() for name, p in parameters.items()}
-        finally:
-            for name, parameter in parameters.items():
-                parameter.data = before[name]
+
+            return add
+
+        ends = list(itertools.accumulate(sizes))
+        return [gradient_of(batches[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
     def _clip(self, parameters: Mapping[str, nn.Parameter]) -> None:
         if self.recipe.max_grad_norm:

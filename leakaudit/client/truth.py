@@ -71,6 +71,11 @@ class Truth:
     micro_batches: tuple[MicroBatch, ...]
     reading: Reading = PLAIN
     """How texts are read from the tensors; this is public."""
+    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+    """`parameter/key` -> state of the client's optimizer before its local steps.
+
+    Empty if it had none, and for an update that is no difference of weights. See `leakaudit.client.local_steps.state_tensors`.
+    """
 
     def texts(self) -> list[Text]:
         """Return every text of the batch.
@@ -133,7 +138,8 @@ class Truth:
             }
             return replace(batch, **moved, num_items=items)
 
-        return replace(self, micro_batches=tuple(move(batch) for batch in self.micro_batches))
+        state = {name: value.to(device) for name, value in self.optimizer_state.items()}
+        return replace(self, micro_batches=tuple(move(batch) for batch in self.micro_batches), optimizer_state=state)
 
 
 def reading_of(facts: PublicFacts) -> Reading:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from leakaudit.config.client_optimizer import parse_optimizer
 from leakaudit.errors import ConfigError
 
 MAX_CLASSES = 100_000
@@ -60,13 +61,18 @@ class Simulation:
     )
     lora_warmup: int = _option(
         0,
-        "Steps of AdamW before the audit. With 0, the adapters' B is zero and A has no update.",
+        "Rounds of training before the audit. With 0, the adapters' B is zero and A has no update.",
         minimum=0,
     )
-    local_steps: int = _option(1, "SGD steps that a client takes.", minimum=1)
+    optimizer: str | None = _option(
+        None,
+        "Optimizer of the local steps: adamw, adam, sgd or adafactor, with options as in adamw(weight_decay=0.01,fresh=true).",
+    )
+    local_steps: int = _option(1, "Optimizer steps that a client takes, each on a batch of its own.", minimum=1)
     learning_rate: float | None = _option(
         None, "Learning rate of the local steps; the update is then a difference of weights.", above=0
     )
+    max_grad_norm: float | None = _option(None, "L2 norm to which every gradient is clipped; default: none.", above=0)
 
     def __post_init__(self) -> None:
         """Refuse unknown grants and values that make no client step."""
@@ -88,3 +94,11 @@ class Simulation:
             )
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(f"--max-grad-norm is above 0, got {self.max_grad_norm:g}")
+        if self.optimizer is not None:
+            parse_optimizer(self.optimizer)
+            if self.learning_rate is None:
+                raise ConfigError(
+                    f"--optimizer {self.optimizer} needs --learning-rate: what a client sends is a difference of weights"
+                )

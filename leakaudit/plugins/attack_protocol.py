@@ -20,6 +20,13 @@ Goal = Literal["text", "words", "labels"]
 Needs = Literal["everything", "named parts"]
 """What an attack reads of a step: the whole update, or only the parts of the first blocks that it names."""
 
+Reads = Literal["update", "gradient", "direction"]
+"""What an attack reads of a client that sends a difference of weights.
+
+`update`: the difference itself; the attack knows what each optimizer does. `gradient`: a gradient up to a known error, which the audit
+computes from the difference where that is possible. `direction`: the same, or else the difference itself in place of a gradient.
+"""
+
 FALSE_EVENTS = 0.01
 """Largest allowed probability of an event where the update is declared noise and nothing else. Our choice: one step in a hundred. Each
 attack states its own probability as `false_event_rate`, and `tests/house/test_pure_noise.py` tests it."""
@@ -135,6 +142,8 @@ class Attack(Protocol):
     needs: ClassVar[Needs]
     """`everything` unless the class states it. With `named parts` the attack also works on an observation that is not `whole`: one that
     holds only the first blocks, so that no step can be simulated."""
+    reads: ClassVar[Reads]
+    """What it reads of a difference of weights: `gradient` unless the class states it."""
     blind: ClassVar[bool]
     """Whether it ignores the update, so that its hits do not show that an audit works; False unless the class states it."""
 

@@ -41,6 +41,8 @@ MAX_STEP = 10**15
 
 _KEY = re.compile(r"(0|[1-9][0-9]{0,8})/(?:(inputs|rng|kept_back|pulls|options)/.+|num_items|again)", re.DOTALL)
 
+_STATE_KEY = re.compile(r"optimizer/.+/.+", re.DOTALL)
+
 
 def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, vocabulary: int = 0) -> None:
     """Refuse a private batch whose tensors do not belong together.
@@ -56,6 +58,8 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
     """
     batches: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
+        if _STATE_KEY.fullmatch(key):
+            continue
         if not _KEY.fullmatch(key):
             raise _damaged(where, "a tensor whose name no recorder writes", f"a name of {len(key)} characters")
         number, _, rest = key.partition("/")

@@ -14,9 +14,13 @@ STORED_PARTS = {"inputs": "inputs", "rng": "rng", "withheld_inputs": "kept_back"
 """Field of a micro-batch -> its name in the file, as in schema 1.0."""
 
 
+OPTIMIZER = "optimizer/"
+"""Prefix of the optimizer's state in the file."""
+
+
 def tensors_of(truth: Truth) -> dict[str, Tensor]:
     """Return the tensors of a batch by their names in `truth.safetensors`."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {f"{OPTIMIZER}{name}": value.contiguous() for name, value in truth.optimizer_state.items()}
     for index, batch in enumerate(truth.micro_batches):
         for part, stored in STORED_PARTS.items():
             values = getattr(batch, part)
@@ -42,9 +46,11 @@ def truth_of(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
     """
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
+        if key.startswith(OPTIMIZER):
+            continue
         number, _, rest = key.partition("/")
         found.setdefault(int(number), {})[rest] = value
-    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)), reading)
+    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)), reading, below(OPTIMIZER, tensors))
 
 
 def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:

@@ -47,8 +47,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Room -> rooms it may import from: top-level packages and modules of leakaudit, each after those that it may import."""
 
 ONLY: dict[str, dict[str, frozenset[str]]] = {
-    "algorithms": {"client": frozenset({"facts", "observation"})},
-    "attacks": {"client": frozenset({"facts", "observation"})},
+    "algorithms": {"client": frozenset({"facts", "observation", "optimizer"})},
+    "attacks": {"client": frozenset({"facts", "observation", "optimizer"})},
     "gate": {"plugins": frozenset({"names"})},
     "capture": {"audit": frozenset({"comparison", "inline", "verification"})},
 }

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from leakaudit.audit.simulation.clients import client_optimizer
 from leakaudit.audit.simulation.texts import frozen_parameters, source_digest
 from leakaudit.client.array_batches import array_batch, array_facts
 from leakaudit.client.batches import with_random_state
@@ -23,6 +24,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
+from leakaudit.config.client_optimizer import parse_optimizer
 from leakaudit.config.simulation import MAX_CLASSES
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe, load_auxiliary
@@ -49,6 +51,10 @@ class ArraySimulation:
     local_steps: int = 1
     learning_rate: float | None = None
     """Learning rate of the local steps; None means that the client sends the gradient of one step instead."""
+    optimizer: str | None = None
+    """Optimizer of the local steps, as in `leakaudit simulate --optimizer`; None for plain SGD. It begins every round anew."""
+    max_grad_norm: float | None = None
+    """L2 norm to which every gradient is clipped; None for no clipping."""
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes, and local steps without a learning rate."""
@@ -62,6 +68,14 @@ class ArraySimulation:
         if self.local_steps > 1 and self.learning_rate is None:
             raise ConfigError(
                 f"{self.local_steps} local steps need a learning rate: what a client sends is a difference of weights"
+            )
+        if self.optimizer is not None and not parse_optimizer(self.optimizer).fresh:
+            raise ConfigError(
+                f"--optimizer {self.optimizer}: simulated clients of arrays keep no moments; set fresh=true"
+            )
+        if self.optimizer is not None and self.learning_rate is None:
+            raise ConfigError(
+                f"--optimizer {self.optimizer} needs --learning-rate: what a client sends is a difference of weights"
             )
 
 
@@ -145,11 +159,13 @@ class ArraySimulator:
             batch = array_batch(self._inputs[part], self._labels[part])
             seed = 1_000_003 * what.seed + index * what.local_steps + turn
             made.append(with_random_state(batch, seed) if training else batch)
-        more: dict[str, Any] = {"batch_size_bound": what.batch_size}
+        more: dict[str, Any] = {"batch_size_bound": what.batch_size, "max_grad_norm": what.max_grad_norm}
         if what.learning_rate is not None:
             more |= {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
+            shared = tuple(name for name, _ in self.model.named_parameters() if name not in self._frozen)
+            more["optimizer"] = client_optimizer(what.optimizer, what.learning_rate, what.local_steps, shared)
         facts = array_facts(self.model, self._inputs.shape[1:], training=training, frozen=self._frozen, **more)
-        truth, recipe = Truth(tuple(made)), StepRecipe(training=training)
+        truth, recipe = Truth(tuple(made)), StepRecipe(training=training, max_grad_norm=what.max_grad_norm)
         return Snapshot(
             observation=ClientStep(self.model, truth, recipe, facts).observe(),
             truth=truth,

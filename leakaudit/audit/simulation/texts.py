@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from leakaudit.audit.simulation.clients import client_optimizer, take_rounds
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import Granted
 from leakaudit.client.recipe import StepRecipe
@@ -34,9 +35,6 @@ from leakaudit.models.vocabulary import vocabulary_of
 
 MAX_LENGTH = 512
 """Largest number of tokens of a sequence, unless the model accepts fewer; trainers of BERT-like encoders use it."""
-
-WARMUP_LEARNING_RATE = 1e-3
-"""Learning rate of AdamW in `--lora-warmup`. Our choice: adapters are usually trained with 1e-4 to 1e-3."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +177,10 @@ class Simulator:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
         self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
         """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; anyone who has the data can compute it."""
-        if what.lora_warmup:
-            self._warm_up(examples)
+        self._shared = frozenset(name for name, _ in self.model.named_parameters()) - self._frozen
+        ordered = tuple(name for name, _ in self.model.named_parameters() if name in self._shared)
+        self._optimizer = client_optimizer(what.optimizer, what.learning_rate, what.local_steps, ordered)
+        self._state = self._earlier_rounds(examples)
         self._recipe = ModelRecipe.of(self.model)
 
     def _number_of_labels(self, examples: Sequence[Example]) -> int:
@@ -214,24 +214,31 @@ class Simulator:
         batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
         return with_random_state(batch, 1_000_003 * what.seed + turn) if what.mode == "train" else batch
 
-    def _warm_up(self, examples: Sequence[Example]) -> None:
-        """Train the shared parameters for some steps.
+    def _earlier_rounds(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """Train for the rounds before the audit; return the optimizer's state after them.
 
-        It uses batches from the end of the shuffled data; the audited steps use batches from its start.
+        They use batches from the end of the shuffled data; the audited steps use batches from its start.
         """
         what = self.what
+        keeps_moments = self._optimizer is not None and not self._optimizer.fresh
+        rounds = what.lora_warmup or int(keeps_moments)
+        if not rounds:
+            return {}
         rows = batches(examples, what.batch_size, len(examples), what.seed)[::-1]
-        trained = [p for name, p in self.model.named_parameters() if name not in self._frozen]
-        optimizer = torch.optim.AdamW(trained, lr=WARMUP_LEARNING_RATE)
+
+        def add_gradient(number: int) -> None:
+            self.model(**self._batch(rows[number % len(rows)], number).inputs).loss.backward()
+            if what.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(
+                    [p for name, p in self.model.named_parameters() if name in self._shared], what.max_grad_norm
+                )
+
         self.model.train(what.mode == "train")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(what.seed)
-            for turn in range(what.lora_warmup):
-                optimizer.zero_grad()
-                self.model(**self._batch(rows[turn % len(rows)], turn).inputs).loss.backward()
-                optimizer.step()
-        self.model.zero_grad(set_to_none=True)
+            state = take_rounds(self.model, self._optimizer, self._shared, add_gradient, rounds)
         self.model.eval()
+        return state
 
     def snapshot(self, index: int) -> Snapshot:
         """Return one step; equal indices give equal steps.
@@ -244,8 +251,15 @@ class Simulator:
         sends: dict[str, Any] = {}
         if what.learning_rate is not None:
             sends = {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
+            sends["optimizer"] = self._optimizer
         facts = public_facts(
-            self.model, self.tokenizer, task=what.task, training=training, frozen=self._frozen, **sends
+            self.model,
+            self.tokenizer,
+            task=what.task,
+            training=training,
+            frozen=self._frozen,
+            max_grad_norm=what.max_grad_norm,
+            **sends,
         )
         labels = [example.label for example in rows if example.label is not None]
         size = what.batch_size
@@ -253,9 +267,10 @@ class Simulator:
             tuple(
                 self._batch(rows[k * size : (k + 1) * size], index * what.local_steps + k)
                 for k in range(what.local_steps)
-            )
+            ),
+            optimizer_state=self._state,
         )
-        recipe = StepRecipe(training=training)
+        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm)
         observation = ClientStep(self.model, truth, recipe, facts).observe()
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,

@@ -1,0 +1,210 @@
+"""The gradient that a difference of weights hides, with the error of every entry.
+
+Letters: w weight before the local steps, d the sum of the learning rates of K local steps, u = (w - weight after) / d the update as it is
+observed, g the mean gradient of the local steps.
+
+- SGD: u = g. With momentum m and an empty buffer, the gradient of step k counts 1 + m + ... + m^(K-k) times, so u is a weighted mean.
+- Adam and AdamW, K = 1, zero moments: bias correction makes both moments those of g alone, so u = g / (|g| + eps) (Kingma and Ba 2015,
+  Algorithm 1, at t = 1). It follows that |g| = eps |u| / (1 - |u|). AdamW adds the weight decay times w to u; Adam adds it to g. (Own
+  derivation.)
+- Every other case: u tells at most the direction of g.
+
+The weights are rounded to their number format, which limits what u tells: the error of u is uniform within half a unit in the last place of
+w. Near |u| = 1 a small error of u is a large error of g, so large gradients are known less well than small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.observation import Observation
+from leakaudit.client.optimizer import ParameterGroup
+
+Quality = Literal["exact", "direction"]
+"""Whether an estimate is the gradient up to a known error, or only points in a similar direction."""
+
+ARITHMETIC = 4.0
+"""Rounding errors of the optimizer's own float32 arithmetic, in units of u times 2^-24.
+Our choice: the operations of one Adam step and the division by the learning rate."""
+
+COARSEST = 0.5
+"""Largest error of |u| that is assumed; with more, u tells only the sign. Our choice."""
+
+
+@dataclass(frozen=True)
+class GradientEstimate:
+    """A gradient that was computed from an observed update."""
+
+    gradient: Mapping[str, Tensor]
+    """Parameter name -> estimate, float32."""
+    error: Mapping[str, Tensor]
+    """Parameter name -> standard deviation of each entry's error, float32; a parameter without error is missing."""
+    quality: Quality
+    note: str = ""
+    """Why the estimate is only a direction; empty for an exact one."""
+
+
+def gradient_estimate(seen: Observation) -> GradientEstimate:
+    """Return what the update tells about the mean gradient of the local steps."""
+    facts, optimizer = seen.facts, seen.facts.optimizer
+    if facts.update_kind in ("gradient", "sgd") and optimizer is None:
+        return GradientEstimate(seen.update, {}, "exact")
+    if optimizer is None:
+        raise AssertionError("a difference of weights of another kind than SGD has an optimizer")
+    if not optimizer.fresh:
+        return _direction(seen, "the optimizer kept moments of earlier rounds, which are not in the update")
+    if optimizer.kind in ("sgd", "momentum"):
+        return _of_momentum(seen)
+    if optimizer.kind == "adam" and facts.local_steps == 1:
+        return _of_first_adam_step(seen)
+    if optimizer.kind == "adam":
+        return _direction(seen, f"{facts.local_steps} steps of {optimizer.algorithm} leave no gradient in the update")
+    return _direction(seen, f"no inverse of a step of {optimizer.algorithm} is known")
+
+
+def as_gradient(seen: Observation) -> tuple[Observation, GradientEstimate]:
+    """Return the observation with the estimated gradient in place of the update.
+
+    Its facts are those of a client that sends a gradient.
+    """
+    found = gradient_estimate(seen)
+    if found.gradient is seen.update:
+        return seen, found
+    facts = seen.facts.model_copy(update={"view": "local", "optimizer": None, "learning_rate": None})
+    return replace(seen, update=found.gradient, facts=facts, error=found.error, sent=seen), found
+
+
+def rounding_of_update(weight: Tensor, rate: float, steps: int, divisor: float) -> Tensor:
+    """Return the standard deviation of the rounding error of an update's entries.
+
+    A weight is rounded once in each step, by an error that is uniform within half a unit in the last place.
+
+    Args:
+        weight: weights before the steps, in the client's number format.
+        rate: learning rate of the parameter; it bounds how far an entry that was zero can have moved.
+        steps: number of roundings.
+        divisor: of the difference of weights.
+
+    Returns:
+        Float32, in units of the update.
+    """
+    size = weight.detach().abs()
+    unit = (torch.nextafter(size, torch.full_like(size, torch.inf)) - size).float()
+    smallest = rate * torch.finfo(weight.dtype).eps
+    unit = torch.where(size == 0, torch.full_like(unit, smallest), unit)
+    found: Tensor = unit * ((steps / 12) ** 0.5 / divisor)
+    return found
+
+
+def _direction(seen: Observation, why: str) -> GradientEstimate:
+    return GradientEstimate(_without_decay(seen), {}, "direction", why)
+
+
+def _without_decay(seen: Observation) -> dict[str, Tensor]:
+    """Return the update without the weight decay that the optimizer applies to weights."""
+    weights = dict(seen.model.named_parameters())
+    found = {}
+    for name, update in seen.update.items():
+        group = _group(seen.facts, name)
+        decay = _decoupled_decay(seen.facts, group)
+        share = 0.0 if group is None else sum(group.learning_rates) / divisor_of(seen.facts)
+        found[name] = update - (decay * share) * weights[name].detach().float() if decay else update
+    return found
+
+
+def _of_momentum(seen: Observation) -> GradientEstimate:
+    """Return the mean of the gradients, weighted by how often the momentum counts each."""
+    weights, divisor, steps = dict(seen.model.named_parameters()), divisor_of(seen.facts), seen.facts.local_steps
+    gradient, error = {}, {}
+    for name, update in seen.update.items():
+        group = _group(seen.facts, name)
+        if group is None:
+            gradient[name] = update
+            continue
+        momentum = _number(group, "momentum")
+        counted = sum(
+            rate * sum(momentum**age for age in range(number + 1)) for number, rate in enumerate(group.learning_rates)
+        )
+        factor = divisor / counted if counted else 1.0
+        weight = weights[name].detach()
+        gradient[name] = update * factor - _number(group, "weight_decay") * weight.float()
+        error[name] = rounding_of_update(weight, group.learning_rates[0], steps, divisor) * factor
+    return GradientEstimate(gradient, error, "exact")
+
+
+def _of_first_adam_step(seen: Observation) -> GradientEstimate:
+    weights, divisor = dict(seen.model.named_parameters()), divisor_of(seen.facts)
+    gradient, error = {}, {}
+    for name, update in seen.update.items():
+        group = _group(seen.facts, name)
+        if group is None or not group.learning_rates[0]:
+            gradient[name] = update
+            continue
+        gradient[name], error[name] = invert_adam(
+            update * (divisor / group.learning_rates[0]),
+            weights[name].detach(),
+            rate=group.learning_rates[0],
+            eps=_number(group, "eps"),
+            decay=_number(group, "weight_decay"),
+            decoupled=_decoupled_decay(seen.facts, group) > 0,
+        )
+        if group.options.get("maximize"):
+            gradient[name] = -gradient[name]
+    return GradientEstimate(gradient, error, "exact")
+
+
+def invert_adam(
+    update: Tensor, weight: Tensor, *, rate: float, eps: float, decay: float, decoupled: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of a first Adam step, and the error of every entry.
+
+    Args:
+        update: (weight before - weight after) / learning rate, float32.
+        weight: before the step, in the client's number format.
+        rate: learning rate.
+        eps: of Adam.
+        decay: weight decay.
+        decoupled: whether the decay is apart from the gradient, as in AdamW.
+
+    Returns:
+        Gradient and standard deviation of its error, both float32.
+    """
+    u = update.double()
+    if decay and decoupled:
+        u = u - decay * weight.double()
+    roundings = 2 if decay and decoupled else 1
+    off = rounding_of_update(weight, rate, roundings, rate).double() + ARITHMETIC * 2.0**-24 * u.abs()
+    size = torch.minimum(u.abs(), 1 - off.clamp(max=COARSEST))
+    gradient = torch.sign(u) * eps * size / (1 - size)
+    error = (gradient.abs() + eps).square() / eps * off
+    if decay and not decoupled:
+        gradient = gradient - decay * weight.double()
+    return gradient.float(), error.float()
+
+
+def divisor_of(facts: PublicFacts) -> float:
+    """Return the sum of the learning rates by which the update is divided."""
+    return (facts.learning_rate or 1.0) * facts.local_steps
+
+
+def _group(facts: PublicFacts, name: str) -> ParameterGroup | None:
+    return None if facts.optimizer is None else facts.optimizer.group_of(name)
+
+
+def _number(group: ParameterGroup, option: str) -> float:
+    value: Any = group.options.get(option)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _decoupled_decay(facts: PublicFacts, group: ParameterGroup | None) -> float:
+    """Return the weight decay that is applied to the weights and not to the gradient."""
+    if group is None or facts.optimizer is None:
+        return 0.0
+    apart = group.options.get("decoupled_weight_decay", facts.optimizer.algorithm in ("AdamW", "Adafactor"))
+    return _number(group, "weight_decay") if apart else 0.0
