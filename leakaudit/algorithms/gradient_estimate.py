@@ -3,7 +3,8 @@
 Letters: w weight before the local steps, d the sum of the learning rates of K local steps, u = (w - weight after) / d the update as it is
 observed, g the mean gradient of the local steps.
 
-- SGD: u = g. With momentum m and an empty buffer, the gradient of step k counts 1 + m + ... + m^(K-k) times, so u is a weighted mean.
+- SGD: u = g. With momentum m and an empty buffer, the gradient of step k counts 1 + m + ... + m^(K-k) times, so u is a weighted mean
+  (dampening and Nesterov's momentum change these weights, see `_times_counted`).
 - Adam and AdamW, K = 1, zero moments: bias correction makes both moments those of g alone, so u = g / (|g| + eps) (Kingma and Ba 2015,
   Algorithm 1, at t = 1). It follows that |g| = eps |u| / (1 - |u|). AdamW adds the weight decay times w to u; Adam adds it to g. (Own
   derivation.)
@@ -37,6 +38,11 @@ COARSEST = 0.5
 """Largest error of |u| that is assumed; with more, u tells only the sign. Our choice."""
 
 
+KNOWN = 0.3
+"""Largest error of an entry, as a share of it, at which its size counts as known.
+Chosen on training texts of CoLA and AG News: with larger errors the first-order error does not hold."""
+
+
 @dataclass(frozen=True)
 class GradientEstimate:
     """A gradient that was computed from an observed update."""
@@ -57,6 +63,8 @@ def gradient_estimate(seen: Observation) -> GradientEstimate:
         return GradientEstimate(seen.update, {}, "exact")
     if optimizer is None:
         raise AssertionError("a difference of weights of another kind than SGD has an optimizer")
+    if seen.facts.defenses and optimizer.kind != "sgd":
+        return _direction(seen, "a declared defence changed the update after the optimizer's step")
     if not optimizer.fresh:
         return _direction(seen, "the optimizer kept moments of earlier rounds, which are not in the update")
     if optimizer.kind in ("sgd", "momentum"):
@@ -78,6 +86,24 @@ def as_gradient(seen: Observation) -> tuple[Observation, GradientEstimate]:
         return seen, found
     facts = seen.facts.model_copy(update={"view": "local", "optimizer": None, "learning_rate": None})
     return replace(seen, update=found.gradient, facts=facts, error=found.error, sent=seen), found
+
+
+def only_bounded(seen: Observation, name: str) -> Tensor:
+    """Return which entries of an estimate tell a sign and a least size only.
+
+    Steps of Adam and Adafactor are bounded. A gradient whose step is at the bound is at least as large as the estimate says.
+
+    Args:
+        seen: an observation that `as_gradient` returned, or any other.
+        name: of a parameter.
+
+    Returns:
+        Bool, in the parameter's shape.
+    """
+    value, error, sent = seen.update[name], seen.error.get(name), seen.sent
+    if error is None or sent is None or sent.facts.update_kind not in ("adam", "adafactor"):
+        return torch.zeros_like(value, dtype=torch.bool)
+    return (error >= KNOWN * value.abs()) & (sent.update[name].abs() > 0.5 * sent.update[name].abs().max())
 
 
 def rounding_of_update(weight: Tensor, rate: float, steps: int, divisor: float) -> Tensor:
@@ -127,15 +153,29 @@ def _of_momentum(seen: Observation) -> GradientEstimate:
         if group is None:
             gradient[name] = update
             continue
-        momentum = _number(group, "momentum")
-        counted = sum(
-            rate * sum(momentum**age for age in range(number + 1)) for number, rate in enumerate(group.learning_rates)
-        )
+        counted = _times_counted(group)
         factor = divisor / counted if counted else 1.0
         weight = weights[name].detach()
         gradient[name] = update * factor - _number(group, "weight_decay") * weight.float()
+        if group.options.get("maximize"):
+            gradient[name] = -gradient[name]
         error[name] = rounding_of_update(weight, group.learning_rates[0], steps, divisor) * factor
     return GradientEstimate(gradient, error, "exact")
+
+
+def _times_counted(group: ParameterGroup) -> float:
+    """Return the movement of a parameter whose gradient is 1 in every step.
+
+    The buffer of PyTorch's SGD begins as the first gradient, without dampening.
+    """
+    momentum, new = _number(group, "momentum"), 1 - _number(group, "dampening")
+    buffer, moved = 0.0, 0.0
+    for number, rate in enumerate(group.learning_rates):
+        buffer = 1.0 if number == 0 else momentum * buffer + new
+        if not momentum:
+            buffer = 1.0
+        moved += rate * (1 + momentum * buffer if group.options.get("nesterov") else buffer)
+    return moved
 
 
 def _of_first_adam_step(seen: Observation) -> GradientEstimate:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.head_loss import head_loss
+from leakaudit.algorithms.labels.logit_regression import EXAMPLES, regressed_gradient
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -129,9 +130,16 @@ def check_gradient(facts: PublicFacts) -> None:
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
     """Return the gradient of the logits d, (C,) in float64.
 
-    With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
+    With a shared bias and no noise it is exact. If the update is an estimate of a gradient, the entries of many parameters tell d (see
+    `logit_regression`). Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
     sign of the estimate is right if a sequence's feature has a positive inner product with m. Its size is too small by their cosine.
     """
+    if seen.error:
+        found = regressed_gradient(
+            seen, layer.bias, neutral_inputs(seen, torch.Generator().manual_seed(0), examples=EXAMPLES)
+        )
+        if found is not None:
+            return found
     mean = neutral.features.double().mean(dim=0)  # (H,)
     length = mean.square().sum().clamp_min(1e-30)
     projected = seen.update[layer.weight].double() @ mean / length  # (C,)
@@ -172,8 +180,8 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
         seen: the observation.
         rows: (C, H) update of the layer's weight; the layer has no other use.
     """
-    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied:
-        return seen.noise_sigma
+    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied or seen.sent is not None:
+        return seen.noise_sigma  # columns of an estimate need not add up to 0
     left = float(rows.double().sum(dim=0).square().mean().sqrt()) / math.sqrt(len(rows))
     return left if left > ROUNDED * float(rows.double().square().mean().sqrt()) else 0.0
 
