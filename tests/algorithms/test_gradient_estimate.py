@@ -23,7 +23,7 @@ def _gradient(step: ClientStep) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "dampened", "maximized"])
 def test_one_step_with_momentum_is_the_gradient_within_its_error(name: str) -> None:
-    """PyTorch's first step has no momentum yet, whatever the dampening; Nesterov's counts the gradient 1 + m times."""
+    """PyTorch's first step has no dampening; Nesterov's counts the gradient 1 + m times."""
     step = difference_step(name, [TEXTS])
     true, (seen, found) = _gradient(step), as_gradient(step.observe())
     assert found.quality == "exact"
@@ -34,7 +34,7 @@ def test_one_step_with_momentum_is_the_gradient_within_its_error(name: str) -> N
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "dampened", "maximized"])
 def test_several_steps_with_momentum_are_a_weighted_mean_of_their_gradients(name: str) -> None:
-    """At a small learning rate the same batch has the same gradient in each step, and so has the weighted mean."""
+    """Equal batches and a small learning rate give equal gradients."""
     step = difference_step(name, [TEXTS] * 3, rate=1e-4)
     one = _gradient(difference_step(name, [TEXTS]))
     seen, found = as_gradient(step.observe())
@@ -45,7 +45,7 @@ def test_several_steps_with_momentum_are_a_weighted_mean_of_their_gradients(name
 
 
 def test_weight_decay_of_plain_sgd_is_taken_out() -> None:
-    """Decay moves every row of the word table; the estimate's other rows are zero up to rounding."""
+    """The rows of words that are not in the batch are zero up to rounding."""
     step = difference_step("nesterov", [TEXTS])
     group = step.facts.optimizer.groups[0].model_copy(update={"options": {"weight_decay": 0.1}})  # type: ignore[union-attr]
     plain = step.facts.optimizer.model_copy(update={"groups": (group,)})  # type: ignore[union-attr]

@@ -29,7 +29,10 @@ def _classifier() -> torch.nn.Module:
 def _counts(name: str, seen: Observation, **knobs: Any) -> tuple[int, ...] | None:
     read, fits = readable(attacks.create(name, knobs), seen)
     assert fits, fits.reason
-    return attacks.create(name, knobs)(read, torch.Generator().manual_seed(0), Budget(60)).label_counts
+    found: tuple[int, ...] | None = attacks.create(name, knobs)(
+        read, torch.Generator().manual_seed(0), Budget(60)
+    ).label_counts
+    return found
 
 
 def test_the_head_of_a_first_step_of_adam_tells_signs_and_no_sizes() -> None:
@@ -39,7 +42,7 @@ def test_the_head_of_a_first_step_of_adam_tells_signs_and_no_sizes() -> None:
 
 
 def test_other_biases_tell_the_gradient_of_the_logits() -> None:
-    """It is the gradient of the bias, which the same step without an optimizer shows."""
+    """The same step without an optimizer shows it in the bias."""
     model = _classifier()
     true = tiny.observe(TEXTS, LABELS, model=model).update["classifier.bias"].double()
     seen, _ = as_gradient(difference_step("AdamW", [TEXTS], [LABELS], model=model).observe())
@@ -72,7 +75,7 @@ def test_counts_are_right_after_steps_with_momentum(name: str, steps: int) -> No
 
 
 def test_several_steps_of_adam_are_counted_by_simulation() -> None:
-    """One class is in every step, one in none, and one in between; the counts say so within two of twelve."""
+    """The counts of twelve sequences are right within two."""
     batches, labels = [TEXTS] * 3, [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
     step = difference_step("AdamW", batches, labels, model=_classifier(), batch_size_bound=4)
     counts = _counts("rlu", step.observe())
