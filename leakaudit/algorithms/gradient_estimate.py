@@ -133,7 +133,10 @@ def _direction(seen: Observation, why: str) -> GradientEstimate:
 
 
 def _without_decay(seen: Observation) -> dict[str, Tensor]:
-    """Return the update without the weight decay that the optimizer applies to weights."""
+    """Return the update without the weight decay that is applied to weights.
+
+    An optimizer that maximizes moves along the gradient, so its update is turned round.
+    """
     weights = dict(seen.model.named_parameters())
     found = {}
     for name, update in seen.update.items():
@@ -141,11 +144,13 @@ def _without_decay(seen: Observation) -> dict[str, Tensor]:
         decay = _decoupled_decay(seen.facts, group)
         share = 0.0 if group is None else sum(group.learning_rates) / divisor_of(seen.facts)
         found[name] = update - (decay * share) * weights[name].detach().float() if decay else update
+        if group is not None and group.options.get("maximize"):
+            found[name] = -found[name]
     return found
 
 
 def _of_momentum(seen: Observation) -> GradientEstimate:
-    """Return the mean of the gradients, weighted by how often the momentum counts each."""
+    """Return the mean of the gradients, weighted as the momentum counts them."""
     weights, divisor, steps = dict(seen.model.named_parameters()), divisor_of(seen.facts), seen.facts.local_steps
     gradient, error = {}, {}
     for name, update in seen.update.items():

@@ -125,9 +125,9 @@ class TargetTokens:
 
 
 def _rounding(seen: Observation, name: str, direction: Tensor) -> Tensor:
-    """Return (V,) the error of each row's inner product with a direction, by rounded weights.
+    """Return (V,) the error of each row's inner product with a direction.
 
-    Entries of which only a sign and a least size are known count without error: their signs are right.
+    It comes from the rounding of weights. Entries of which only a sign and a least size are known count without error: their signs are right.
     """
     error = seen.error.get(name)
     if error is None and seen.facts.view == "delta":

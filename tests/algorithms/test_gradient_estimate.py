@@ -23,7 +23,7 @@ def _gradient(step: ClientStep) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "dampened", "maximized"])
 def test_one_step_with_momentum_is_the_gradient_within_its_error(name: str) -> None:
-    """PyTorch's first step has no dampening; Nesterov's counts the gradient 1 + m times."""
+    """The first step has no dampening; Nesterov's counts the gradient 1 + m times."""
     step = difference_step(name, [TEXTS])
     true, (seen, found) = _gradient(step), as_gradient(step.observe())
     assert found.quality == "exact"
@@ -69,3 +69,15 @@ def test_a_defence_after_the_optimizer_leaves_a_direction_only() -> None:
     seen = difference_step("AdamW", [TEXTS]).observe()
     noisy = seen.under(DeclaredDefense(name="gaussian-noise", parameters={"sigma": 0.1}), seen.update)
     assert gradient_estimate(noisy).quality == "direction"
+
+
+def test_a_direction_of_an_optimizer_that_maximizes_is_turned_round() -> None:
+    """It points along the gradient, like all others."""
+    true = _gradient(difference_step("AdamW", [TEXTS]))
+    step = difference_step("AdamW", [TEXTS] * 2)
+    group = step.facts.optimizer.groups[0]  # type: ignore[union-attr]
+    group = group.model_copy(update={"options": {**group.options, "maximize": True}})
+    optimizer = step.facts.optimizer.model_copy(update={"groups": (group,)})  # type: ignore[union-attr]
+    seen, _ = as_gradient(replace(step, facts=step.facts.model_copy(update={"optimizer": optimizer})).observe())
+    name = "bert.pooler.dense.weight"
+    assert float((seen.update[name] * true[name]).sum()) > 0

@@ -112,6 +112,6 @@ def test_gradient_mixture_counts_after_one_step_of_adam(tmp_path: Path) -> None:
 
 
 def test_a_sign_stands_for_the_mean_of_the_counts_that_it_allows() -> None:
-    """Of four labels of two classes, three or four of one class: 3.2 on average, weights 4 and 1."""
+    """Three or four of four labels, with weights 4 and 1: 3.2 on average."""
     sizes = expected_sizes(torch.tensor([-0.04, 0.04]).double(), torch.tensor([True, True]), 4)
     assert sizes.tolist() == pytest.approx([0.5 - 0.8, 0.5 - 0.2])

@@ -180,7 +180,7 @@ def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequen
 
 
 def expected_sizes(gradient: Tensor, bounded: Tensor, sequences: int) -> Tensor:
-    """Return the logits' gradient with a likely size for entries that are only bounded.
+    """Return the logits' gradient with likely sizes for entries of unknown size.
 
     If every class is as likely, the count n of a class among B sequences is binomial. The sign of d = 1 / C - n / B says which counts are
     possible, and their mean gives the size.

@@ -27,9 +27,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.head_loss import head_loss
 from leakaudit.algorithms.labels.logit_regression import EXAMPLES, regressed_gradient
-from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
@@ -115,13 +115,18 @@ def number_of_classes(seen: Observation) -> int:
     return facts.num_labels
 
 
-def check_gradient(facts: PublicFacts) -> None:
+def check_gradient(seen: Observation) -> None:
     """Refuse updates whose sign and size are not those of a gradient.
 
     Raises:
-        AnatomyError: the update is a difference of weights after one or more optimizer steps.
+        AnatomyError: the update is a difference of weights after one or more optimizer steps, or an estimate of a gradient in which only
+            signs and least sizes of some entries are known.
     """
-    if facts.view == "delta":
+    if any(bool(only_bounded(seen, name).any()) for name in seen.error):
+        raise AnatomyError(
+            "the gradient was computed from a bounded step of the optimizer, which tells only the signs of its large entries"
+        )
+    if seen.facts.view == "delta" or seen.facts.local_steps > 1:
         raise AnatomyError(
             "the update is a difference of weights and not a gradient; its sign and size are the optimizer's"
         )
