@@ -8,6 +8,10 @@ observed, g the mean gradient of the local steps.
 - Adam and AdamW, K = 1, zero moments: bias correction makes both moments those of g alone, so u = g / (|g| + eps) (Kingma and Ba 2015,
   Algorithm 1, at t = 1). It follows that |g| = eps |u| / (1 - |u|). AdamW adds the weight decay times w to u; Adam adds it to g. (Own
   derivation.)
+- Adafactor, K = 1 (Shazeer and Stern 2018, Algorithm 4, at t = 1): u_ij = k g_ij / sqrt(r_i c_j) with r_i = mean_j g_ij^2 and
+  c_j = mean_i g_ij^2, so sum_j u_ij^2 c_j = const for all i, and sum_i u_ij^2 r_i = const for all j (own derivation). A gradient of rank R
+  leaves u^2 a rank of at most R (R + 1) / 2. So r and c are not determined for short texts in small batches: a gradient of rank 1 leaves
+  its signs and nothing else. `docs/decisions/adafactor.md` says what was measured.
 - Every other case: u tells at most the direction of g.
 
 The weights are rounded to their number format, which limits what u tells: the error of u is uniform within half a unit in the last place of
@@ -73,6 +77,11 @@ def gradient_estimate(seen: Observation) -> GradientEstimate:
         return _of_first_adam_step(seen)
     if optimizer.kind == "adam":
         return _direction(seen, f"{facts.local_steps} steps of {optimizer.algorithm} leave no gradient in the update")
+    if optimizer.kind == "adafactor":
+        return _direction(
+            seen,
+            "a step of Adafactor divides every row and column by its size, and a small batch does not tell these sizes",
+        )
     return _direction(seen, f"no inverse of a step of {optimizer.algorithm} is known")
 
 

@@ -81,3 +81,21 @@ def test_a_direction_of_an_optimizer_that_maximizes_is_turned_round() -> None:
     seen, _ = as_gradient(replace(step, facts=step.facts.model_copy(update={"optimizer": optimizer})).observe())
     name = "bert.pooler.dense.weight"
     assert float((seen.update[name] * true[name]).sum()) > 0
+
+
+def test_gradients_of_rank_one_with_equal_signs_give_one_step_of_adafactor() -> None:
+    """So there is no inverse: all that is left of them are signs."""
+    rows, columns = torch.tensor([0.3, -0.02, 0.5]), torch.tensor([1.0, -0.2, 0.07, 3.0])
+    steps = []
+    for gradient in (torch.outer(rows, columns), torch.outer(rows.sign(), columns.sign())):
+        parameter = torch.nn.Parameter(torch.ones(3, 4))
+        parameter.grad = gradient
+        torch.optim.Adafactor([parameter], lr=0.1).step()
+        steps.append(parameter.detach())
+    assert torch.allclose(steps[0], steps[1], atol=1e-6)
+
+
+def test_a_step_of_adafactor_is_a_direction() -> None:
+    """The reason says what is missing."""
+    found = gradient_estimate(difference_step("Adafactor", [TEXTS]).observe())
+    assert found.quality == "direction" and "divides every row and column by its size" in found.note

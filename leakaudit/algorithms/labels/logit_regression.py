@@ -28,8 +28,8 @@ Chosen on training texts of CoLA and AG News: 0.05 and 0.2 do equally well."""
 EXAMPLES = 8
 """Neutral inputs whose derivatives are compared. Our choice."""
 
-MOST_DERIVATIVES = 128
-"""Largest number of backward passes; with many classes fewer neutral inputs are taken, at least two. Our choice: a few seconds."""
+MOST_CLASSES = 64
+"""Largest number of classes. Our choice: two neutral inputs are then 128 backward passes, a few seconds on a small encoder."""
 
 TURNS = 4
 """Number of fits; each weighs the entries by the fit before. Our choice."""
@@ -50,10 +50,10 @@ def regressed_gradient(seen: Observation, head_bias: str | None, inputs: Mapping
         inputs: neutral inputs, at least two examples.
 
     Returns:
-        None if there are fewer equations than classes.
+        None if there are fewer equations than classes, or too many classes.
     """
     names = [n for n, p in seen.model.named_parameters() if p.dim() == 1 and n in seen.error]
-    if not names:
+    if not names or (seen.facts.num_labels or 0) > MOST_CLASSES:
         return None
     derivative, changes = _derivatives(seen, names, inputs)  # (C, P), (C, P)
     observed = torch.cat([seen.update[name].flatten() for name in names]).double()  # (P,)
@@ -73,7 +73,7 @@ def _derivatives(seen: Observation, names: list[str], inputs: Mapping[str, Tenso
     """Return mean and variance (C, P) of the logits' derivatives over the inputs."""
     own = {name: p.detach().clone().requires_grad_() for name, p in seen.model.named_parameters() if name in names}
     classes = seen.facts.num_labels or 1
-    examples = max(2, min(EXAMPLES, MOST_DERIVATIVES // classes))
+    examples = max(2, min(EXAMPLES, 2 * MOST_CLASSES // classes))
     with torch.enable_grad():
         some = {key: value[:examples] for key, value in inputs.items()}
         logits: Tensor = torch.func.functional_call(seen.model, own, kwargs=some).logits  # (N, C)

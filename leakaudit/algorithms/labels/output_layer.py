@@ -135,11 +135,11 @@ def check_gradient(seen: Observation) -> None:
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
     """Return the gradient of the logits d, (C,) in float64.
 
-    With a shared bias and no noise it is exact. If the update is an estimate of a gradient, the entries of many parameters tell d (see
+    With a shared bias and no noise it is exact. If the update is an estimate in which its entries are only bounded, those of other parameters tell d (see
     `logit_regression`). Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
     sign of the estimate is right if a sequence's feature has a positive inner product with m. Its size is too small by their cosine.
     """
-    if seen.error:
+    if _sizes_are_lost(seen, layer):
         found = regressed_gradient(
             seen, layer.bias, neutral_inputs(seen, torch.Generator().manual_seed(0), examples=EXAMPLES)
         )
@@ -158,6 +158,12 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
     weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
     return (1 - weight) * bias + weight * projected
+
+
+def _sizes_are_lost(seen: Observation, layer: OutputLayer) -> bool:
+    """Return whether the output layer's own entries do not tell the gradient's size."""
+    own = layer.weight if layer.bias is None else layer.bias
+    return bool(only_bounded(seen, own).any())
 
 
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:

@@ -3,7 +3,8 @@
 Adam divides every step by the size of earlier gradients, so the movement of the bias has no unit. But labels are drawn: the counts of
 small batches scatter by a known amount, and this scatter is the unit. So the attack draws counts of all local steps, lets the client's own
 optimizer make a movement of each draw, and takes the draws whose movement is most like the observed one (approximate Bayesian
-computation: Rubin 1984). The idea and its use here are our own.
+computation: Rubin 1984). The idea and its use here are our own. Clipping scales the gradients of steps differently; the draws leave that
+out.
 
 Letters: S draws, K local steps, B sequences of a step, C classes.
 """
