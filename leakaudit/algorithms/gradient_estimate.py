@@ -67,9 +67,9 @@ def gradient_estimate(seen: Observation) -> GradientEstimate:
         return GradientEstimate(seen.update, {}, "exact")
     if optimizer is None:
         raise AssertionError("a difference of weights of another kind than SGD has an optimizer")
-    if seen.facts.defenses and optimizer.kind != "sgd":
+    if seen.facts.defenses and optimizer.kind not in ("sgd", "momentum"):
         return _direction(seen, "a declared defence changed the update after the optimizer's step")
-    if not optimizer.fresh:
+    if not optimizer.fresh and optimizer.kind != "sgd":
         return _direction(seen, "the optimizer kept moments of earlier rounds, which are not in the update")
     if optimizer.kind in ("sgd", "momentum"):
         return _of_momentum(seen)
