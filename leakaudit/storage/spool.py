@@ -3,6 +3,7 @@
 It is bounded and private. It stays consistent if trainer or worker are killed at any moment.
 
     000120.tmp/      the trainer is writing it
+    000120.held/     a complete round, until somebody says what was sent of it
     000120.ready/    complete and waiting
     000120.run/      claimed by the worker
     000120.kept/     audited, kept because the configuration says so
@@ -12,7 +13,8 @@ It is bounded and private. It stays consistent if trainer or worker are killed a
     battery.json     the attempts that the worker makes on each snapshot
     finished.json    totals of the trainer, written when it has finished
     hold.json        no snapshot of the spool may be removed; inside a snapshot: this snapshot may not be removed
-    trainer.lock     the trainer holds this lock until it ends
+    rounds.json      counts of an audit of rounds
+    trainer.lock     the trainer holds this lock until it ends; further processes of an audit of rounds hold trainer-<process id>.lock
     worker.lock      the worker holds this lock until it ends
 
 One rename passes a snapshot from one process to the other. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total
@@ -33,15 +35,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.errors import SpoolError
+from leakaudit.errors import RoundError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.storage.encryption import EncryptionKeys
 from leakaudit.storage.locks import create_locked, file_lock, is_locked
+from leakaudit.storage.participants import anybody_left, take_part
+from leakaudit.storage.rounds_file import read_rounds, totals_so_far
 from leakaudit.storage.shared_weights import BASES, SharedWeights
 from leakaudit.storage.snapshot_queue import SnapshotQueue
 from leakaudit.storage.spool_files import (
     AUDIT_FILE,
     FINISHED,
+    HELD,
     LEFT_BY_AUDIT,
     REASON,
     AuditFile,
@@ -60,6 +65,7 @@ WORKER_LOCK = "worker.lock"
 
 STATES = {
     ".tmp": "being written",
+    ".held": "waiting for what was sent",
     ".ready": "waiting",
     ".run": "under attack",
     ".kept": "kept",
@@ -82,6 +88,10 @@ class Spool:
         self.queue = SnapshotQueue(root)
         self.keys: EncryptionKeys | None = None
         """Keys to which the trainer encrypts; None if snapshots are not encrypted, and always None in the worker."""
+        self.holds = False
+        """Whether a snapshot that this process writes is held until somebody says what was sent of it."""
+        self.lock = root / TRAINER_LOCK
+        """The lock of this process, if it is a trainer."""
         self._shared = SharedWeights(root)
 
     @classmethod
@@ -129,6 +139,26 @@ class Spool:
             weakref.finalize(self, os.close, descriptor)
 
     @classmethod
+    def join(cls, root: Path) -> Spool:
+        """Take part in the audit of rounds that another process began.
+
+        Raises:
+            RoundError: the file system has no locks, or the spool cannot be written.
+            SpoolError: there is no spool, or its audit.json cannot be read.
+        """
+        spool, _ = cls.open(root)
+        try:
+            descriptor = take_part(root)
+        except OSError as error:
+            raise RoundError(f"{root}: cannot be written ({error.strerror})") from None
+        if descriptor is None:
+            raise RoundError(f"{root}: its file system has no locks, so two processes cannot share it")
+        weakref.finalize(spool, os.close, descriptor)
+        spool.lock = root / f"trainer-{os.getpid()}.lock"
+        spool._shared = SharedWeights(root, f"{BASES}-{os.getpid()}")
+        return spool
+
+    @classmethod
     def open(cls, root: Path) -> tuple[Spool, AuditFile]:
         """Open a spool that a trainer made.
 
@@ -145,7 +175,7 @@ class Spool:
 
     def snapshot_folder(self, step: int) -> Path:
         """Return the folder to which a snapshot of `step` is written."""
-        return self.root / f"{step:06d}.ready"
+        return self.root / f"{step:06d}{HELD if self.holds else '.ready'}"
 
     def write(self, step: int, *, frozen: FrozenWeights | None = None, table: str | None = None, **parts: Any) -> None:
         """Write a snapshot, encrypted if the audit's configuration says so.
@@ -171,7 +201,7 @@ class Spool:
 
         A worker that has claimed it finds that it is missing.
         """
-        for suffix in (".ready", ".run"):
+        for suffix in (HELD, ".ready", ".run"):
             shutil.rmtree(self.snapshot_folder(step).with_suffix(suffix), ignore_errors=True)
 
     def lacks(self, needed: int) -> str:
@@ -189,7 +219,7 @@ class Spool:
     def used_bytes(self) -> int:
         """Return the size of all snapshots; a file that several of them share counts once."""
         found = {}
-        for folder in (*self.entries(), self.root / BASES):
+        for folder in (*self.entries(), *self.root.glob(f"{BASES}*")):
             for stat in _stats_in(folder):
                 found[stat.st_dev, stat.st_ino] = stat.st_size
         return sum(found.values())
@@ -207,8 +237,15 @@ class Spool:
         write_atomic(self.root / FINISHED, totals.model_dump_json(indent=1))
 
     def totals(self) -> Totals | None:
-        """Return the trainer's totals once it has finished, else None."""
-        return read_totals(self.root)
+        """Return the trainer's totals once it has finished, else None.
+
+        An audit of rounds has also finished when all planned rounds have ended and none waits for word of what was sent.
+        """
+        totals = read_totals(self.root)
+        if totals is not None or self.config.rounds is None:
+            return totals
+        complete = read_rounds(self.root).ended >= self.config.rounds and not any(self.root.glob(f"*{HELD}"))
+        return totals_so_far(self.root) if complete else None
 
     def discard(self) -> None:
         """Remove a spool without snapshots, and the audit's folder if it is empty."""
@@ -229,7 +266,7 @@ class Spool:
 
     def waiting(self) -> int:
         """Return how many snapshots are complete and not yet audited."""
-        return sum(path.suffix in (".ready", ".run") for path in self.entries())
+        return sum(path.suffix in (HELD, ".ready", ".run") for path in self.entries())
 
     def attended(self) -> bool:
         """Return whether any worker holds the spool."""
@@ -238,10 +275,12 @@ class Spool:
     def trainer_gone(self, audit: AuditFile) -> bool:
         """Return whether the trainer has ended: its process id or its lock is free.
 
-        False on another host, where this cannot be found out.
+        An audit of rounds has several trainers, and all of them must have ended. False on another host, where this cannot be found out.
         """
         if not audit.trainer_is_here():
             return False
+        if audit.config.unit == "round" and (anybody := anybody_left(self.root)) is not None:
+            return not anybody
         return audit.trainer_is_gone() or is_locked(self.root / TRAINER_LOCK) is False
 
     def under_way(self) -> bool:

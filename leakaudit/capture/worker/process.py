@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from leakaudit.capture.worker.restarts import Restarts
 from leakaudit.capture.worker.wait import wait_for_attacks
 from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
-from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
+from leakaudit.storage.parent_watch import DETACH, KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 GRACE_SECONDS = 60.0
@@ -41,14 +42,26 @@ class SideProcess:
     encrypted, then `detach` if the worker shall outlive the trainer. The end of the input means that the trainer has ended.
     """
 
-    def __init__(self, spool: Spool, *, trainer_device: str = "cpu", model: Any = None) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        *,
+        trainer_device: str = "cpu",
+        model: Any = None,
+        outlives: bool = False,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Note what to start; nothing is started.
 
         Args:
             spool: as the trainer made it.
             trainer_device: where training computes, such as `cuda:0`; the side process looks for another place.
             model: the live one, for `schedule: inline`.
+            outlives: whether the worker may live longer than this process, because other processes use it too.
+            may_start: asked before a worker is started; returns False if another process has just started one.
         """
+        self._outlives = outlives
+        self._may_start = may_start
         self._spool = spool
         self._log = spool.root.parent / "worker.log"
         self._trainer_device = trainer_device
@@ -103,7 +116,7 @@ class SideProcess:
             return True  # somebody started one by hand
         if self._process is not None and not self._restarts.allowed(self._process.returncode, self._spool.abandoned()):
             return self._give_up(f"the side process died {self._restarts.deaths} times")
-        return self._start()
+        return self._start() if self._may_start() else True
 
     def _is_through(self) -> bool:
         """Return whether the ended worker must not be started again, or not yet."""
@@ -128,14 +141,18 @@ class SideProcess:
 
     # ------------------------------------------------------------------ the end of training
 
+    def end_training(self) -> None:
+        """Give the worker the processor, and start it even if it should not run beside training."""
+        self._training = False
+        self._restarts.allow_retry()
+        self._raise_priority()
+
     def wait_or_detach(self) -> None:
         """Do what `at_end` says: wait with a countdown, detach, or leave.
 
         A Ctrl-C ends the waiting, not the program.
         """
-        self._training = False
-        self._restarts.allow_retry()
-        self._raise_priority()
+        self.end_training()
         config = self._spool.config
         if config.schedule == "inline":
             self._attack_inline()
@@ -250,7 +267,7 @@ class SideProcess:
         if self._process is None:
             return True  # started by hand: it never depended on us
         try:
-            tell(self._process, "detach")
+            tell(self._process, DETACH)
         except OSError:
             notify(f"the side process has died; {command_to_continue(self._spool)} continues with what it left")
             return False
@@ -271,7 +288,8 @@ class SideProcess:
         return False
 
     def _start(self) -> bool:
-        atexit.register(self.stop)
+        if not self._outlives:
+            atexit.register(self.stop)
         self._restarts.started()
         close_input(self._process)
         try:
@@ -279,6 +297,8 @@ class SideProcess:
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
             if self._spool.keys and self._spool.keys.identity:
                 tell(self._process, self._spool.keys.identity)
+            if self._outlives:
+                tell(self._process, DETACH)
         except BrokenPipeError:
             pass  # it died at once: the next call of `ensure` starts it again
         except OSError as error:
