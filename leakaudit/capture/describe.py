@@ -257,9 +257,6 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
     }
     if trainer.observe == "update" and trainer.peers is not None:
         update["view"] = "reduced"
-    if trainer.observe == "delta":
-        rate = base_optimizers(trainer.optimizer)[0].param_groups[0]["lr"]
-        update |= {"local_steps": trainer.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
 
