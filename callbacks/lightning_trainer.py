@@ -101,7 +101,7 @@ class LeakAuditCallback(Adapter, Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the batch: the module may withhold its labels from the model."""
         if self._run is not None:
-            self._run.note_batch(batch if isinstance(batch, Mapping) else labels_of(batch))
+            self._run.recorder.batch(batch if isinstance(batch, Mapping) else labels_of(batch))
 
     @entry
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

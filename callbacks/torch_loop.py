@@ -114,7 +114,7 @@ class Watch(Adapter):
             values: name -> tensor, as in `{"labels": labels}`.
         """
         if self._run is not None:
-            self._run.note_batch(values)
+            self._run.recorder.batch(values)
 
     @entry
     def _begin_loop(self) -> None:

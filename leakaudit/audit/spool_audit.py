@@ -16,8 +16,8 @@ from typing import Any
 from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
-from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 from leakaudit.storage.rounds_file import totals_so_far
+from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 from leakaudit.storage.spool_files import AuditFile, forget_salt, write_battery
 
 

@@ -125,9 +125,7 @@ class Adapter:
         self._folder = audit.config.out_dir
 
     def _described(self) -> TrainerContext:
-        return replace(
-            self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger()
-        )
+        return replace(self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger())
 
     def _decide(self, step: int) -> None:
         """Record the step that begins, if it is due.
@@ -229,7 +227,8 @@ class Adapter:
         try:
             if run is not None:
                 run.stop()
-                run.discard_if_empty()
+                if isinstance(run, AuditRun) and run.untouched() and run.trainer.writes:
+                    run.spool.discard()
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
         folder = folder_of(self.config) if run is None else run.config.out_dir

@@ -8,10 +8,9 @@ optimizer tell everything else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from leakaudit.capture.announcements import kept_in_words, not_kept_in_words, nothing_kept_in_words, plan_in_words
 from leakaudit.capture.array_batches import for_labels
@@ -180,18 +179,6 @@ class AuditRun:
         self.recorder.stop_recording()
         return True
 
-    def note_batch(self, values: Mapping[str, Any]) -> None:
-        """Note a whole batch before its forward pass."""
-        self.recorder.batch(values)
-
-    def cancel_step(self) -> None:
-        """Drop a recording that is still open after a step: the optimizer skipped the step."""
-        self.recorder.cancel()
-
-    def step_is_over(self) -> bool:
-        """Return whether all optimizers have stepped."""
-        return self.recorder.rounds.over
-
     def after_step(self) -> None:
         """Start the side process again if it died, and log its new results."""
         if not self.trainer.writes:
@@ -267,11 +254,6 @@ class AuditRun:
     def untouched(self) -> bool:
         """Return whether the spool is empty, so that another run can use it."""
         return not (self.recorder.counters.kept or self.recorder.writing() or self.spool.gone())
-
-    def discard_if_empty(self) -> None:
-        """Remove a spool in which no step was kept."""
-        if self.untouched() and self.trainer.writes:
-            self.spool.discard()
 
     def totals(self, total_steps: int | None, *, interrupted: bool) -> Totals:
         """Return what the training process counted."""

@@ -42,7 +42,7 @@ class StepCounter:
         Returns:
             Whether the step is over.
         """
-        over = run is None or run.step_is_over()
+        over = run is None or run.recorder.rounds.over
         self.number += over
         return over
 

@@ -112,7 +112,9 @@ def evaluate_step(results: Results, policy: Policy, step: str, *, now: datetime)
     gaps = _gaps(judge_controls(results, policy), judge_age(results, policy, now)[1], one)
     due = len(results.run.battery.attacks) * len(results.run.battery.defenses)
     if len(attempts) < due:
-        gaps = Gaps((*gaps.sentences, f"{due - len(attempts)} of {due} attempts on the step were not made."), gaps.broken)
+        gaps = Gaps(
+            (*gaps.sentences, f"{due - len(attempts)} of {due} attempts on the step were not made."), gaps.broken
+        )
     overall, deciding = _overall(judge_rules(one, policy, SHIPPED, gaps))
     return overall, " ".join([deciding.sentence, *deciding.reasons])
 

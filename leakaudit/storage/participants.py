@@ -24,10 +24,15 @@ def take_part(root: Path) -> int | None:
     Raises:
         OSError: the file cannot be created.
     """
-    path = root / f"trainer-{os.getpid()}.lock"
+    path = lock_of(root)
     with contextlib.suppress(OSError):
         path.unlink()
     return create_locked(path)
+
+
+def lock_of(root: Path) -> Path:
+    """Return the lock file of this process, if it is not the first one."""
+    return root / f"trainer-{os.getpid()}.lock"
 
 
 def anybody_left(root: Path) -> bool | None:

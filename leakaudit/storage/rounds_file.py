@@ -16,7 +16,7 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import read_bounded
 from leakaudit.results.schema import Overhead
 from leakaudit.storage.locks import folder_lock
-from leakaudit.storage.spool_files import AUDIT_FILE, MAX_JSON_BYTES, Totals
+from leakaudit.storage.spool_files import AUDIT_FILE, HELD, MAX_JSON_BYTES, Totals
 
 ROUNDS = "rounds.json"
 
@@ -74,6 +74,16 @@ def totals_so_far(root: Path) -> Totals:
     """Return the totals of the rounds that ended; empty for an audit of steps."""
     rounds = read_rounds(root)
     return rounds.totals.model_copy(update={"total_steps": rounds.begun or None})
+
+
+def totals_of_planned(root: Path, planned: int | None) -> Totals | None:
+    """Return the totals when all planned rounds have ended and none is held any more.
+
+    None before that, and if no number of rounds is planned.
+    """
+    if planned is None or read_rounds(root).ended < planned or any(root.glob(f"*{HELD}")):
+        return None
+    return totals_so_far(root)
 
 
 def added(one: Totals, other: Totals) -> Totals:

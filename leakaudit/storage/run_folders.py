@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.storage.locks import folder_lock, is_folder_locked
-from leakaudit.storage.participants import anybody_left
+from leakaudit.storage.participants import anybody_left, lock_of, take_part
 from leakaudit.storage.rounds_file import read_rounds
+from leakaudit.storage.shared_weights import BASES
 from leakaudit.storage.spool import Spool, check_no_link
 from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals
 
@@ -64,11 +67,29 @@ def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command:
         check_no_link(wanted)
         if (audit := _open_rounds(wanted / "spool")) is not None:
             _check_same(wanted, audit.config, config)
-            spool = Spool.join(wanted / "spool")
+            spool = _joined(wanted / "spool")
             return spool, RunFolder(wanted, f"continues the audit there at round {read_rounds(spool.root).begun}")
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
         return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
+
+
+def _joined(root: Path) -> Spool:
+    """Return the spool that another process began, for this one to write into it.
+
+    Raises:
+        RoundError: the file system has no locks, or the spool cannot be written.
+    """
+    spool, _ = Spool.open(root, f"{BASES}-{os.getpid()}")
+    try:
+        descriptor = take_part(root)
+    except OSError as error:
+        raise RoundError(f"{root}: cannot be written ({error.strerror})") from None
+    if descriptor is None:
+        raise RoundError(f"{root}: its file system has no locks, so two processes cannot share it")
+    weakref.finalize(spool, os.close, descriptor)
+    spool.lock = lock_of(root)
+    return spool
 
 
 def _open_rounds(root: Path) -> AuditFile | None:

@@ -215,7 +215,9 @@ def _sent(facts: SentUpdate, weights: Mapping[str, Tensor], produced: Observatio
     """Return what was sent: the difference of the weights before and those that were sent."""
     wrong = [n for n, w in weights.items() if n not in produced.update or w.shape != produced.update[n].shape]
     if wrong or not weights:
-        raise SnapshotDamagedError(f"{folder / SENT}: {len(wrong)} of {len(weights)} sent weights are none of the round's")
+        raise SnapshotDamagedError(
+            f"{folder / SENT}: {len(wrong)} of {len(weights)} sent weights are none of the round's"
+        )
     check_update(weights, str(folder / SENT))
     before = {n: parameter.detach() for n, parameter in produced.model.named_parameters() if n in weights}
     update = weight_difference(before, weights, delta_divisor(produced.facts))

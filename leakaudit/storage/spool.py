@@ -35,12 +35,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.errors import RoundError, SpoolError
+from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
 from leakaudit.storage.locks import create_locked, file_lock, is_locked
-from leakaudit.storage.participants import anybody_left, take_part
-from leakaudit.storage.rounds_file import read_rounds, totals_so_far
+from leakaudit.storage.participants import anybody_left
+from leakaudit.storage.rounds_file import totals_of_planned
 from leakaudit.storage.shared_weights import BASES, SharedWeights
 from leakaudit.storage.snapshot_queue import SnapshotQueue
 from leakaudit.storage.spool_files import (
@@ -80,7 +81,7 @@ DEVICE_VARIABLE = "LEAKAUDIT_TRAINER_DEVICE"
 class Spool:
     """One spool folder, as the trainer or the worker uses it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, bases: str = BASES) -> None:
         """Remember the folder; no file is read or written."""
         self.root = root
         self.config = AuditConfig()
@@ -89,10 +90,10 @@ class Spool:
         self.keys: EncryptionKeys | None = None
         """Keys to which the trainer encrypts; None if snapshots are not encrypted, and always None in the worker."""
         self.holds = False
-        """Whether a snapshot that this process writes is held until somebody says what was sent of it."""
+        """Whether this process writes snapshots that are held until somebody says what was sent of them."""
         self.lock = root / TRAINER_LOCK
         """The lock of this process, if it is a trainer."""
-        self._shared = SharedWeights(root)
+        self._shared = SharedWeights(root, bases)
 
     @classmethod
     def create(cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> Spool:
@@ -139,33 +140,17 @@ class Spool:
             weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def join(cls, root: Path) -> Spool:
-        """Take part in the audit of rounds that another process began.
-
-        Raises:
-            RoundError: the file system has no locks, or the spool cannot be written.
-            SpoolError: there is no spool, or its audit.json cannot be read.
-        """
-        spool, _ = cls.open(root)
-        try:
-            descriptor = take_part(root)
-        except OSError as error:
-            raise RoundError(f"{root}: cannot be written ({error.strerror})") from None
-        if descriptor is None:
-            raise RoundError(f"{root}: its file system has no locks, so two processes cannot share it")
-        weakref.finalize(spool, os.close, descriptor)
-        spool.lock = root / f"trainer-{os.getpid()}.lock"
-        spool._shared = SharedWeights(root, f"{BASES}-{os.getpid()}")
-        return spool
-
-    @classmethod
-    def open(cls, root: Path) -> tuple[Spool, AuditFile]:
+    def open(cls, root: Path, bases: str = BASES) -> tuple[Spool, AuditFile]:
         """Open a spool that a trainer made.
+
+        Args:
+            root: its folder.
+            bases: name of the folder of shared weights, if this process writes snapshots.
 
         Raises:
             SpoolError: there is no spool, it belongs to somebody else, or its audit.json cannot be read.
         """
-        spool = cls(root)
+        spool = cls(root, bases)
         if not (root / AUDIT_FILE).is_file():
             raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
         _check_ours(root)
@@ -218,11 +203,7 @@ class Spool:
 
     def used_bytes(self) -> int:
         """Return the size of all snapshots; a file that several of them share counts once."""
-        found = {}
-        for folder in (*self.entries(), *self.root.glob(f"{BASES}*")):
-            for stat in _stats_in(folder):
-                found[stat.st_dev, stat.st_ino] = stat.st_size
-        return sum(found.values())
+        return bytes_in((*self.entries(), *self.root.glob(f"{BASES}*")))
 
     def free_bytes(self) -> int:
         """Return the free bytes of the file system; 0 if the spool was removed."""
@@ -237,15 +218,8 @@ class Spool:
         write_atomic(self.root / FINISHED, totals.model_dump_json(indent=1))
 
     def totals(self) -> Totals | None:
-        """Return the trainer's totals once it has finished, else None.
-
-        An audit of rounds has also finished when all planned rounds have ended and none waits for word of what was sent.
-        """
-        totals = read_totals(self.root)
-        if totals is not None or self.config.rounds is None:
-            return totals
-        complete = read_rounds(self.root).ended >= self.config.rounds and not any(self.root.glob(f"*{HELD}"))
-        return totals_so_far(self.root) if complete else None
+        """Return the trainer's totals once it has finished, else None."""
+        return read_totals(self.root) or totals_of_planned(self.root, self.config.rounds)
 
     def discard(self) -> None:
         """Remove a spool without snapshots, and the audit's folder if it is empty."""
@@ -275,7 +249,7 @@ class Spool:
     def trainer_gone(self, audit: AuditFile) -> bool:
         """Return whether the trainer has ended: its process id or its lock is free.
 
-        An audit of rounds has several trainers, and all of them must have ended. False on another host, where this cannot be found out.
+        All trainers of an audit of rounds must have ended. False on another host, where this cannot be found out.
         """
         if not audit.trainer_is_here():
             return False
@@ -399,25 +373,6 @@ def keep_private(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def size_of(snapshot: Path) -> int:
-    """Return the number of bytes that are freed if a snapshot is removed.
-
-    Files that other snapshots share do not count.
-    """
-    return sum(stat.st_size for stat in _stats_in(snapshot) if stat.st_nlink == 1)
-
-
-def _stats_in(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the `stat` result of each file in a folder.
-
-    Files that somebody removes meanwhile are left out.
-    """
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                yield path.stat()
 
 
 def check_no_link(folder: Path) -> None:

@@ -61,7 +61,9 @@ class StepWriter:
         recipe = _recipe(kept, [loose, uneven])
         facts = self._facts(kept, recipe, bound, divisor)
         self._write(kept, _manifest(kept, recipe, facts))
-        notify(f"kept {self.unit} {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+        notify(
+            f"kept {self.unit} {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)"
+        )
 
     def _facts(self, kept: KeptStep, recipe: StepRecipe, bound: int | None, divisor: float | None) -> PublicFacts:
         """Return the public facts with what the step showed.

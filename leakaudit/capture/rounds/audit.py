@@ -12,8 +12,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -151,7 +149,9 @@ class RoundAudit:
             if planned is not None and rounds.begun >= planned:
                 raise RoundError(f"all {planned} rounds of the audit in {folder} began already (`rounds`)")
             if read_totals(self.spool.root) is not None:
-                raise RoundError(f"another process finished the audit in {folder}; give another `out_dir` to begin anew")
+                raise RoundError(
+                    f"another process finished the audit in {folder}; give another `out_dir` to begin anew"
+                )
             self._check_model(rounds.architecture, model)
             rounds.architecture = self.architecture
             rounds.begun += 1
@@ -263,7 +263,7 @@ class RoundAudit:
             return
         totals = totals_so_far(self.spool.root)
         if not totals.kept:
-            self._leave_empty(totals)
+            _leave_empty(self, totals)
             return
         for folder in held_rounds(self.spool.root):
             release(folder)  # of processes that have ended
@@ -283,7 +283,9 @@ class RoundAudit:
         begun, planned = read_rounds(self.spool.root).begun, self.config.rounds
         if planned is None or begun >= planned:
             return False
-        notify(f"{begun} of {counted(planned, 'round')} so far; the next process with this `out_dir` continues the audit")
+        notify(
+            f"{begun} of {counted(planned, 'round')} so far; the next process with this `out_dir` continues the audit"
+        )
         return True
 
     def _wait(self, *, wait: bool) -> None:
@@ -294,14 +296,15 @@ class RoundAudit:
         elif self.side.ensure():
             self.side.leave_alone()
 
-    def _leave_empty(self, totals: Totals) -> None:
-        """Discard the spool, and mark the folder with why there are no results."""
-        reasons = [f"{counted(number, 'round')} not kept: {why}" for number, why in totals.not_kept(self.config)]
-        why = nothing_kept_in_words(totals.total_steps or 0, reasons, "round")
-        self.side.terminate()
-        self.spool.discard()
-        mark(self.config.out_dir, why)
-        notify(why)
+
+def _leave_empty(audit: RoundAudit, totals: Totals) -> None:
+    """Discard the spool, and mark the folder with why there are no results."""
+    reasons = [f"{counted(number, 'round')} not kept: {why}" for number, why in totals.not_kept(audit.config)]
+    why = nothing_kept_in_words(totals.total_steps or 0, reasons, "round")
+    audit.side.terminate()
+    audit.spool.discard()
+    mark(audit.config.out_dir, why)
+    notify(why)
 
 
 def architecture_of(model: nn.Module) -> str:

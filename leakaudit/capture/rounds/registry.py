@@ -44,7 +44,9 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
         LeakAuditError: the round cannot be audited, or does not belong to the audit in its folder.
     """
     if trainer.peers is not None:
-        raise SnapshotError("`unit: round` is for a client in one process; several share this training. Use `unit: step`")
+        raise SnapshotError(
+            "`unit: round` is for a client in one process; several share this training. Use `unit: step`"
+        )
     trainer = replace(trainer, observe="delta", local_steps=None, total_steps=None, kept_before=0)
     trainer, model = audited_model(trainer)
     if isinstance(model, ArrayClassifier):

@@ -6,9 +6,9 @@ It has the methods of `leakaudit.capture.run.AuditRun` that an adapter calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.describe import RunDescription
@@ -75,10 +75,6 @@ class RoundRun:
         """Return whether this round left nothing on the disk; it does so at its end only."""
         return True
 
-    def step_is_over(self) -> bool:
-        """Return whether all optimizers have stepped."""
-        return self.recorder.rounds.over
-
     # ------------------------------------------------------------------ the training
 
     def decide(self, now: Callable[[], StepContext], _step: int) -> None:
@@ -90,13 +86,6 @@ class RoundRun:
         context = replace(now(), step=self.number, total_steps=self.config.rounds)
         self.recorder.start(self.number, self.description.manifest(context, 0))
         self.blocked_s += time.perf_counter() - start
-
-    def note_batch(self, values: Mapping[str, Any]) -> None:
-        """Note a whole batch before its forward pass."""
-        self.recorder.batch(values)
-
-    def cancel_step(self) -> None:
-        """Do nothing: a step that the optimizer skipped is a part of the round."""
 
     def after_step(self) -> None:
         """Log new results of earlier rounds."""
@@ -128,9 +117,6 @@ class RoundRun:
         """Remove the hooks, and count the round as if it had not begun."""
         self.recorder.remove(patience_s=0.0)
         self.audit.give_back(self)
-
-    def discard_if_empty(self) -> None:
-        """Do nothing: the spool belongs to all rounds."""
 
     def totals(self, training_s: float) -> Totals:
         """Return what this round adds to the totals of its audit.

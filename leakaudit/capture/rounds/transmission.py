@@ -86,14 +86,18 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
         )
     if audit.config.schedule == "deferred":
         return Judgement(
-            Status.ERROR, "With `schedule: deferred` no round is attacked before the audit ends; set `schedule: beside`.", last.number
+            Status.ERROR,
+            "With `schedule: deferred` no round is attacked before the audit ends; set `schedule: beside`.",
+            last.number,
         )
     audit.release()
     if not audit.tasks.wait(max(0.0, deadline - time.monotonic())):
         return Judgement(Status.ERROR, f"The round was not on the disk after {timeout_s:g} s.", last.number)
     if not last.kept():
         return Judgement(
-            Status.ERROR, "The round was not kept, so nothing was attacked; the log of the training says why.", last.number
+            Status.ERROR,
+            "The round was not kept, so nothing was attacked; the log of the training says why.",
+            last.number,
         )
     step = f"st-{last.number:06d}"
     for results in _results_until(audit, deadline):

@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from leakaudit.capture.notify import notify
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker.environment import clean_environment
+from leakaudit.capture.worker.inline_attacks import InlineAttacks
 from leakaudit.capture.worker.restarts import Restarts
 from leakaudit.capture.worker.wait import wait_for_attacks
 from leakaudit.exit_codes import ExitCode
@@ -42,32 +42,18 @@ class SideProcess:
     encrypted, then `detach` if the worker shall outlive the trainer. The end of the input means that the trainer has ended.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        *,
-        trainer_device: str = "cpu",
-        model: Any = None,
-        outlives: bool = False,
-        may_start: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, spool: Spool, *, trainer_device: str = "cpu", model: Any = None) -> None:
         """Note what to start; nothing is started.
 
         Args:
             spool: as the trainer made it.
             trainer_device: where training computes, such as `cuda:0`; the side process looks for another place.
             model: the live one, for `schedule: inline`.
-            outlives: whether the worker may live longer than this process, because other processes use it too.
-            may_start: asked before a worker is started; returns False if another process has just started one.
         """
-        self._outlives = outlives
-        self._may_start = may_start
         self._spool = spool
         self._log = spool.root.parent / "worker.log"
         self._trainer_device = trainer_device
-        self._model = model
-        self._inline: Any = None
-        """The audit in this process, where the configuration asks for it."""
+        self._inline = InlineAttacks(spool, model)
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = Restarts()
         self._owner = os.getpid()
@@ -105,7 +91,7 @@ class SideProcess:
         """
         schedule = self._spool.config.schedule
         if schedule == "inline":
-            self._attack_inline()
+            self._inline.catch_up()
         if schedule == "inline" or (self._training and schedule == "deferred"):
             return False
         if self._process is not None and self._process.poll() is None:
@@ -116,7 +102,7 @@ class SideProcess:
             return True  # somebody started one by hand
         if self._process is not None and not self._restarts.allowed(self._process.returncode, self._spool.abandoned()):
             return self._give_up(f"the side process died {self._restarts.deaths} times")
-        return self._start() if self._may_start() else True
+        return self._start()
 
     def _is_through(self) -> bool:
         """Return whether the ended worker must not be started again, or not yet."""
@@ -126,18 +112,6 @@ class SideProcess:
         if code == ExitCode.USAGE:
             self._give_up("the side process cannot work with this configuration")
         return self._restarts.through(code)
-
-    def _attack_inline(self) -> None:
-        """Attack the waiting steps in this process, while training stands still."""
-        if self._inline is None:
-            from leakaudit.audit.inline import InlineAudit
-
-            notify(
-                "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
-            )
-            self._inline = InlineAudit(self._spool, self._model)
-        self._inline.catch_up()
 
     # ------------------------------------------------------------------ the end of training
 
@@ -155,7 +129,7 @@ class SideProcess:
         self.end_training()
         config = self._spool.config
         if config.schedule == "inline":
-            self._attack_inline()
+            self._inline.catch_up()
             self._inline.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
@@ -179,8 +153,7 @@ class SideProcess:
         self._restarts.allow_retry()
         config = self._spool.config
         if config.schedule == "inline":
-            if self._inline is not None:
-                self._inline.finish()
+            self._inline.finish()
             return "what was attacked by then is in the report"
         later = f"{command_to_continue(self._spool)} continues with them"
         if config.at_end == "leave":
@@ -288,8 +261,7 @@ class SideProcess:
         return False
 
     def _start(self) -> bool:
-        if not self._outlives:
-            atexit.register(self.stop)
+        atexit.register(self.stop)
         self._restarts.started()
         close_input(self._process)
         try:
@@ -297,8 +269,6 @@ class SideProcess:
             yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
             if self._spool.keys and self._spool.keys.identity:
                 tell(self._process, self._spool.keys.identity)
-            if self._outlives:
-                tell(self._process, DETACH)
         except BrokenPipeError:
             pass  # it died at once: the next call of `ensure` starts it again
         except OSError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import time
 
 import psutil
 
 from leakaudit.capture.notify import notify
-from leakaudit.capture.worker.process import SideProcess
+from leakaudit.capture.worker.process import SideProcess, tell
 from leakaudit.capture.worker.wait import wait_for_attacks
+from leakaudit.storage.parent_watch import DETACH
 from leakaudit.storage.rounds_file import ROUNDS, changing_rounds
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import FINISHED
@@ -32,7 +35,7 @@ class SharedSideProcess(SideProcess):
             spool: of the audit, as one of its processes uses it.
             trainer_device: where training computes, such as `cuda:0`.
         """
-        super().__init__(spool, trainer_device=trainer_device, outlives=True, may_start=self._is_my_turn)
+        super().__init__(spool, trainer_device=trainer_device)
 
     def wait_then_leave(self, seconds: float) -> None:
         """Wait for the attacks with a countdown; after that the worker continues alone."""
@@ -51,9 +54,23 @@ class SharedSideProcess(SideProcess):
 
     def _reported(self) -> bool:
         """Return whether the results were written after the last round was counted."""
-        last = max((path.stat().st_mtime_ns for name in (FINISHED, ROUNDS) if (path := self._spool.root / name).is_file()), default=0)
+        last = max(
+            (path.stat().st_mtime_ns for name in (FINISHED, ROUNDS) if (path := self._spool.root / name).is_file()),
+            default=0,
+        )
         results = self._spool.root.parent / "results.json"
         return results.is_file() and results.stat().st_mtime_ns >= last
+
+    def _start(self) -> bool:
+        """Start a worker that does not end with this process, unless another process has just started one."""
+        if not self._is_my_turn():
+            return True
+        started = super()._start()
+        atexit.unregister(self.stop)
+        if self._process is not None:
+            with contextlib.suppress(OSError):  # it died at once: the next call of `ensure` starts it again
+                tell(self._process, DETACH)
+        return started
 
     def _is_my_turn(self) -> bool:
         """Return whether no other process has started a worker that is still on its way."""
