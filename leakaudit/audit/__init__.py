@@ -28,6 +28,7 @@ __all__ = [
     "state",
     "step_record",
     "verification",
+    "verified_record",
     "weight_difference",
     "worker",
 ]

@@ -73,7 +73,7 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
 
 
 def _audit_of(config: AuditConfig, trainer: TrainerContext, model: object) -> RoundAudit:
-    """Return the open audit of a folder; begin it, or take part in it, if there is none here."""
+    """Return the open audit of a folder; begin it or take part in it before."""
     from torch import nn
 
     assert isinstance(model, nn.Module)
