@@ -16,6 +16,7 @@ __all__ = [
     "devices",
     "entries",
     "inline",
+    "known_factors",
     "live_copy",
     "publish",
     "results",

@@ -53,6 +53,16 @@ SAME_SHARE = 0.99
 """Share of these entries that are equal to the last bit only on a machine that rounds as the client's did. Our choice."""
 
 
+ALMOST_SAME = 0.9
+"""Smallest cosine at which a note on a mismatch counts the weights that differ. Our choice: below it most of them do."""
+
+OTHER_ROUNDING = (
+    "with other rounding of its gradients its optimizer moves the weights otherwise by as much as it moved them; verify it on the kind of "
+    "machine that trained"
+)
+"""Why a difference of weights is unverifiable on another machine."""
+
+
 @dataclass(frozen=True)
 class WeightDifference:
     """An observed difference of weights beside its repetition."""
@@ -89,6 +99,13 @@ class WeightDifference:
         if error <= self.tolerance:
             return not self.strays(factor)
         return self.spread <= INFORMATIVE and not self._outside(*self.bounds, factor)
+
+    def note(self, found: UpdateComparison) -> str:
+        """Return which weights differ, if an update is the same but for some entries."""
+        if found.cosine < ALMOST_SAME:
+            return ""
+        names = self.strays()
+        return f", but entries of {len(names)} of {len(self.own)} parameters differ by more than rounding (first {min(names)!r})"
 
     def is_open(self) -> bool:
         """Return whether rounding explains the observed difference, as it may another."""

@@ -1,4 +1,4 @@
-"""Differences of weights: what every row of the page's table shows, and what it proves."""
+"""Differences of weights, by optimizer: what each row of the page shows."""
 
 from __future__ import annotations
 
