@@ -280,8 +280,7 @@ class Audit:
         """Yield the unfinished attempts on a step, ordered by defence, or those under one."""
         record = self._state.record_of(step_id)
         sent = (AS_SENT,) if record is not None and record.sent is not None else ()  # else copies, which `finish` makes
-        defenses = (*(label for label, _ in self._plugins.defenses), *sent)
-        for defense in (under,) if under else defenses:
+        for defense in (under,) if under else (*(label for label, _ in self._plugins.defenses), *sent):
             for label, attack in self._plugins.attacks:
                 if not self._journal.has(step_id, label, defense):
                     yield AttemptId(step_id, label, defense), attack
