@@ -170,7 +170,7 @@ def _of_momentum(seen: Observation) -> GradientEstimate:
         counted = _times_counted(group)
         factor = divisor / counted if counted else 1.0
         weight = weights[name].detach()
-        gradient[name] = update * factor - _number(group, "weight_decay") * weight.float()
+        gradient[name] = update * factor - group_number(group, "weight_decay") * weight.float()
         if group.options.get("maximize"):
             gradient[name] = -gradient[name]
         error[name] = rounding_of_update(weight, group.learning_rates[0], steps, divisor) * factor
@@ -182,7 +182,7 @@ def _times_counted(group: ParameterGroup) -> float:
 
     The buffer of PyTorch's SGD begins as the first gradient, without dampening.
     """
-    momentum, new = _number(group, "momentum"), 1 - _number(group, "dampening")
+    momentum, new = group_number(group, "momentum"), 1 - group_number(group, "dampening")
     buffer, moved = 0.0, 0.0
     for number, rate in enumerate(group.learning_rates):
         buffer = 1.0 if number == 0 else momentum * buffer + new
@@ -193,53 +193,63 @@ def _times_counted(group: ParameterGroup) -> float:
 
 
 def _of_first_adam_step(seen: Observation) -> GradientEstimate:
-    weights, divisor = dict(seen.model.named_parameters()), divisor_of(seen.facts)
+    weights = dict(seen.model.named_parameters())
     gradient, error = {}, {}
     for name, update in seen.update.items():
         group = _group(seen.facts, name)
         if group is None or not group.learning_rates[0]:
             gradient[name] = update
             continue
-        gradient[name], error[name] = invert_adam(
-            update * (divisor / group.learning_rates[0]),
-            weights[name].detach(),
-            rate=group.learning_rates[0],
-            eps=_number(group, "eps"),
-            decay=_number(group, "weight_decay"),
-            decoupled=_decoupled_decay(seen.facts, group) > 0,
-        )
-        if group.options.get("maximize"):
-            gradient[name] = -gradient[name]
+        moved, off = first_step_movement(seen, name, weights[name].detach())
+        found, uncertain = invert_adam(moved, off, group_number(group, "eps"))
+        if not _decoupled_decay(seen.facts, group):
+            found = found - group_number(group, "weight_decay") * weights[name].detach().double()
+        gradient[name], error[name] = found.float(), uncertain.float()
     return GradientEstimate(gradient, error, "exact")
 
 
-def invert_adam(
-    update: Tensor, weight: Tensor, *, rate: float, eps: float, decay: float, decoupled: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of a first Adam step, and the error of every entry.
+def first_step_movement(seen: Observation, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return u = g / (|g| + eps) of a first Adam step, and its standard deviation.
+
+    AdamW's weight decay is taken out.
 
     Args:
-        update: (weight before - weight after) / learning rate, float32.
-        weight: before the step, in the client's number format.
-        rate: learning rate.
-        eps: of Adam.
-        decay: weight decay.
-        decoupled: whether the decay is apart from the gradient, as in AdamW.
+        seen: an update after one step of Adam from zero moments.
+        name: of a parameter that the optimizer moves.
+        weight: the parameter before the step, in the client's number format.
 
     Returns:
-        Gradient and standard deviation of its error, both float32.
+        Movement and rounding error of every entry, float64.
     """
-    u = update.double()
-    if decay and decoupled:
-        u = u - decay * weight.double()
-    roundings = 2 if decay and decoupled else 1
-    off = rounding_of_update(weight, rate, roundings, rate).double() + ARITHMETIC * 2.0**-24 * u.abs()
-    size = torch.minimum(u.abs(), 1 - off.clamp(max=COARSEST))
-    gradient = torch.sign(u) * eps * size / (1 - size)
-    error = (gradient.abs() + eps).square() / eps * off
-    if decay and not decoupled:
-        gradient = gradient - decay * weight.double()
-    return gradient.float(), error.float()
+    group = _group(seen.facts, name)
+    if group is None:
+        raise KeyError(name)
+    rate, decay = group.learning_rates[0], _decoupled_decay(seen.facts, group)
+    moved = seen.update[name].double() * (divisor_of(seen.facts) / rate)
+    if decay:
+        moved = moved - decay * weight.double()
+    if group.options.get("maximize"):
+        moved = -moved
+    rounded = rounding_of_update(weight, rate, 2 if decay else 1, rate).double()
+    return moved, rounded + ARITHMETIC * 2.0**-24 * moved.abs()
+
+
+def invert_adam(moved: Tensor, off: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the gradient behind a first Adam step's movement, and its error.
+
+    Where |u| is 1 up to rounding, the gradient is only known to be at least the returned one; the error is then as large as it.
+
+    Args:
+        moved: u, float64.
+        off: standard deviation of u.
+        eps: of Adam.
+
+    Returns:
+        Gradient and standard deviation of its error, float64.
+    """
+    size = torch.minimum(moved.abs(), 1 - off.clamp(max=COARSEST))
+    gradient = torch.sign(moved) * eps * size / (1 - size)
+    return gradient, (gradient.abs() + eps).square() / eps * off
 
 
 def divisor_of(facts: PublicFacts) -> float:
@@ -251,7 +261,8 @@ def _group(facts: PublicFacts, name: str) -> ParameterGroup | None:
     return None if facts.optimizer is None else facts.optimizer.group_of(name)
 
 
-def _number(group: ParameterGroup, option: str) -> float:
+def group_number(group: ParameterGroup, option: str) -> float:
+    """Return a numeric option of a parameter group; 0 without it."""
     value: Any = group.options.get(option)
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -261,4 +272,4 @@ def _decoupled_decay(facts: PublicFacts, group: ParameterGroup | None) -> float:
     if group is None or facts.optimizer is None:
         return 0.0
     apart = group.options.get("decoupled_weight_decay", facts.optimizer.algorithm in ("AdamW", "Adafactor"))
-    return _number(group, "weight_decay") if apart else 0.0
+    return group_number(group, "weight_decay") if apart else 0.0

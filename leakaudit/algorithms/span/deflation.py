@@ -36,6 +36,10 @@ NOISY = 1.3
 """A difference counts as noise up to this multiple of the expected norm of the noise.
 Our choice."""
 
+CLEAR = 0.25
+"""Largest noise of a gradient, as a share of the gradient, at which it can confirm a sequence.
+Our choice: a wrong sequence explains more than a quarter of a gradient only by chance."""
+
 FLOOR = 3e-6
 """Share of its first size that subtracting simulated sequences leaves of a gradient.
 Measured; see docs/decisions/span_constants.md."""
@@ -176,6 +180,8 @@ class RemainingUpdate:
         self.rounds += 1
         floors = (self.by_token.floor, self.by_position.floor)
         self.assignments = assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
+        unclear = (assignments.own >= 0) & ~assignments.assigned & (self._noise_of_own() >= CLEAR)
+        self.assignments = assignments = replace(assignments, own=torch.where(unclear, -1, assignments.own))
         first = (self.pairs.positions == 0).nonzero().flatten()
         if len(first) == 1:  # the first token is in every sequence, so its gradient is a sum
             own, assigned, certain = assignments.own.clone(), assignments.assigned.clone(), assignments.certain.clone()
@@ -193,6 +199,20 @@ class RemainingUpdate:
         """
         return self.assignments.gradients.T[self.assignments.own[rows]]
 
+    @property
+    def noise_share(self) -> float:
+        """Largest share of noise in the energy of the known gradients that are clear; 0 without noise."""
+        share = self._noise_of_own()[self.assignments.own >= 0]
+        return float(share.median().square()) if len(share) else 0.0
+
+    def _noise_of_own(self) -> Tensor:
+        """Return (N,): noise of each pair's own gradient as a share of it; 0 where it is not known."""
+        own = self.assignments.own
+        noise = self.by_token.noise[self.attribution.tokens] / self.attribution.along_token.abs().clamp_min(1e-300)
+        size = self.assignments.gradients.norm(dim=0)
+        known = own >= 0
+        return torch.where(known, noise / size[own.clamp_min(0)].clamp_min(1e-300) if len(size) else 0.0 * noise, 0.0)
+
     def updates(self) -> Tensor:
         """Return (2H, K, d_h + 1): dq, then dk, by head, of each assigned gradient."""
         return both_sides(self.scale * self.assignments.gradients, self.problem.anatomy)
@@ -204,7 +224,12 @@ class RemainingUpdate:
         if closing is not None and not bool(closing.any()):
             closing = None
         return AttentionEvidence(
-            self.vectors[:, rows], self.updates(), self.assignments.own[rows], positions, closing=closing
+            self.vectors[:, rows],
+            self.updates(),
+            self.assignments.own[rows],
+            positions,
+            closing=closing,
+            noise=self.noise_share,
         )
 
     def simulate(self, sequences: Sequence[Sequence[int]]) -> list[SequenceGradient]:
@@ -283,9 +308,9 @@ class RemainingUpdate:
         if not places:
             return None
         rows = torch.tensor([members[n] for n in places], device=part.gradients.device)
+        noise = self.by_token.noise[self.attribution.tokens[rows]] / self.attribution.along_token[rows].abs()
         seen, claimed = self.gradients_of(rows), part.gradients[:, places] / self.scale.T
         alone = _misfit(claimed.transpose(0, 1), seen)  # (m,)
-        noise = self.by_token.noise[self.attribution.tokens[rows]] / self.attribution.along_token[rows].abs()
         agree = alone < AGREES + noise / seen.norm(dim=1)
         if int(agree.sum()) * 3 < len(places):
             return None
