@@ -189,7 +189,7 @@ def _denoised(problem: SpanProblem, step: AdamStep, pairs: Candidates) -> tuple[
     for layer in problem.anatomy.projections:
         if layer.weight not in step.estimate.error:
             continue
-        moved, off = (layer.by_output(part) for part in step.moved(layer.weight))
+        moved, off = (layer.by_output(part).double() for part in step.moved(layer.weight))
         found, error = known_rows(moved, off, step.eps(layer.weight), basis)
         update[layer.weight] = layer.by_output(found).float()  # transposes again, if at all
         noise[layer.weight] = MARGIN * float(error.square().mean().sqrt())
