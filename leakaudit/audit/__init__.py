@@ -6,6 +6,7 @@ No other room has both an attack's guess and the truth. Only `publish` imports `
 __all__ = [
     "active_server",
     "applied_defenses",
+    "as_sent",
     "attempt",
     "audit",
     "battery",
@@ -19,6 +20,7 @@ __all__ = [
     "live_copy",
     "publish",
     "results",
+    "rounds",
     "run_folder",
     "scoring",
     "simulation",
@@ -27,6 +29,7 @@ __all__ = [
     "state",
     "step_record",
     "verification",
+    "verified_record",
     "weight_difference",
     "worker",
 ]

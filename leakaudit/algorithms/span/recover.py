@@ -18,6 +18,7 @@ from leakaudit.algorithms.span.readers import (
     dropout,
     early_dropout,
     encoder,
+    first_adam_step,
     local_steps,
     lora,
     noisy,
@@ -50,6 +51,7 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
+    first_adam_step,
     local_steps,
     lora,
     early_dropout,

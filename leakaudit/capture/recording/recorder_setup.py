@@ -34,7 +34,7 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
     recorder = Recorder(
         model,
         trainer.optimizer,
-        StepWriter(spool, description.fit.foreign, poisson=description.private is not None),
+        StepWriter(spool, description.fit.foreign, config.unit, poisson=description.private is not None),
         called=trainer.loop_calls,
         scaler=trainer.scaler,
         peers=trainer.peers,
