@@ -13,6 +13,7 @@ import torch
 
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers import (
+    adam_adapters,
     bag_of_words,
     decoder,
     dropout,
@@ -50,6 +51,7 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
+    adam_adapters,
     local_steps,
     lora,
     early_dropout,

@@ -19,4 +19,14 @@ modules of `algorithms.span`. From another reader it may use `read` only.
 - `noisy`: any update in which no input lies exactly in the span.
 """
 
-__all__ = ["bag_of_words", "decoder", "dropout", "early_dropout", "encoder", "local_steps", "lora", "noisy"]
+__all__ = [
+    "adam_adapters",
+    "bag_of_words",
+    "decoder",
+    "dropout",
+    "early_dropout",
+    "encoder",
+    "local_steps",
+    "lora",
+    "noisy",
+]
