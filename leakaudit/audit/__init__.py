@@ -6,6 +6,7 @@ No other room has both an attack's guess and the truth. Only `publish` imports `
 __all__ = [
     "active_server",
     "applied_defenses",
+    "as_sent",
     "attempt",
     "audit",
     "battery",
@@ -15,9 +16,11 @@ __all__ = [
     "devices",
     "entries",
     "inline",
+    "known_factors",
     "live_copy",
     "publish",
     "results",
+    "rounds",
     "run_folder",
     "scoring",
     "simulation",
@@ -26,5 +29,7 @@ __all__ = [
     "state",
     "step_record",
     "verification",
+    "verified_record",
+    "weight_difference",
     "worker",
 ]

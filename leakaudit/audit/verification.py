@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from leakaudit.audit.comparison import Update, UpdateComparison
+from leakaudit.audit.known_factors import why_scaled
+from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import coarsest_dtype
@@ -49,10 +51,6 @@ STANDARD_ERRORS = 5.0
 The update is projected on the recomputed update. By chance, the projection is further away in one of two million steps. The update of
 another batch has a projection below 1, with any noise.
 """
-
-
-FACTOR_TOLERANCE = 1e-3
-"""Largest relative distance of a factor from a known one. Our choice."""
 
 
 SAME_DIRECTION = 0.2
@@ -115,8 +113,8 @@ class _Verifier:
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
         computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
         # Adapters may have a finer precision than the model below them.
-        types = (str(step.recipe.autocast), step.facts.dtype, computed_in)
-        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in types)
+        self.precisions = (str(step.recipe.autocast), step.facts.dtype, computed_in)
+        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in self.precisions)
         self.tolerance = usual if tolerance is None else tolerance
         self.repeated = repeated
         self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)
@@ -128,6 +126,11 @@ class _Verifier:
 
         `_expected` sets it.
         """
+        self.weights: WeightDifference | None = None
+        """Comparison of every entry of a difference of weights.
+
+        `stamp` sets it; None for a gradient.
+        """
 
     def stamp(self) -> Verification:
         """Compute the step again and return the first stamp that fits.
@@ -137,6 +140,8 @@ class _Verifier:
         """
         bare = self.step.update() if self.repeated is None else self.repeated
         plain = UpdateComparison.of(self.observed, bare)
+        if self.step.facts.view == "delta":
+            self.weights = WeightDifference(self.step, self.observed, bare, self.tolerance, self.precisions)
         all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         try:
             found = UpdateComparison.of(self.observed, self._expected(bare)) if self.active else plain
@@ -209,7 +214,7 @@ class _Verifier:
 
     def _stamp_same(self, found: UpdateComparison, left_out: _LeftOut) -> Verification | None:
         """Stamp an update that equals the expected one without `left_out`."""
-        if found.error > self.tolerance:
+        if not self._is_same(found, found.error, self.tolerance):
             return None
         left_out = self._certainly(left_out, found)
         return Verification(
@@ -220,6 +225,15 @@ class _Verifier:
             absent=left_out.absent,
             noiseless=left_out.noiseless,
         )
+
+    def _is_same(self, found: UpdateComparison, error: float, tolerance: float, factor: float = 1.0) -> bool:
+        """Return whether an update equals `factor` times the expected one.
+
+        Every entry of a difference of weights has to, up to rounding, unless a declared defence is expected in it.
+        """
+        if self.weights is None or found.own is not self.weights.own:
+            return error <= tolerance
+        return self.weights.explained(error, factor)
 
     def _stamp_scaled(
         self, found: UpdateComparison, left_out: _LeftOut, factor: float, error: float
@@ -232,7 +246,7 @@ class _Verifier:
             factor: observed over expected update.
             error: relative error that remains with this factor.
         """
-        if factor <= 0 or error > max(self.tolerance, self.rounding):
+        if factor <= 0 or not self._is_same(found, error, max(self.tolerance, self.rounding), factor):
             return None
         left_out = self._certainly(left_out, found)
         return Verification(
@@ -240,7 +254,7 @@ class _Verifier:
             relative_error=error,
             scale=factor,
             note="; ".join(
-                filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._missing_note(left_out)))
+                filter(None, (why_scaled(self.step, found, factor, self.rounding), self._missing_note(left_out)))
             ),
             absent=left_out.absent,
             noiseless=left_out.noiseless,
@@ -297,9 +311,11 @@ class _Verifier:
             )
         if self._noise_is_changed():
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
-        if self._loses_dropout() and self._same_direction(found):
+        if self.repeated is None and _loses_dropout(self.step) and self._same_direction(found):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
-        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch"
+        if self.weights is not None and not self.active and self.weights.is_open():
+            return _unverifiable(f"{OTHER_ROUNDING}; cosine {found.cosine:.2f}", *numbers)
+        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch{self.weights.note(found) if self.weights else ''}"
         return Verification(
             status=VerificationStatus.MISMATCH,
             note=note + self._clipping_hint(found),
@@ -327,14 +343,6 @@ class _Verifier:
         noisy = [plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]
         return any(noisy) and not all(noisy[noisy.index(True) :])
 
-    def _loses_dropout(self) -> bool:
-        return (
-            self.repeated is None
-            and self.step.recipe.training
-            and bool(self.step.facts.dropout)
-            and not _repeats_dropout(self.step)
-        )
-
     def _same_direction(self, found: UpdateComparison) -> bool:
         """Return whether the two updates may have the same direction, given the noise."""
         if not self.sigma:
@@ -342,34 +350,9 @@ class _Verifier:
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: UpdateComparison, k: float, rounding: float) -> str:
-    """Return the usual reason for a factor `k`; empty if no usual reason fits.
-
-    Args:
-        step: the step with its number of micro-batches and processes.
-        found: the comparison with the expected update.
-        k: the factor.
-        rounding: relative error of `k`, from the rounding of the gradient that it multiplied.
-    """
-    windows, processes = len(step.truth.micro_batches), step.recipe.processes
-    norm = found.seen_norm
-    round_norm = float(f"{norm:.1g}")
-    named = [
-        (k, windows, "the number of micro-batches"),
-        (k, 1 / windows, "one over the number of micro-batches"),
-        (k, processes, "the number of processes"),
-        (k, 1 / processes, "one over the number of processes"),
-    ]
-    for value, known, name in named:
-        if known != 1 and abs(value - known) <= FACTOR_TOLERANCE * known:
-            return f"the factor is {name}"
-    exponent = math.log2(1 / k)
-    if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
-        return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    # Both the factor and the gradient are rounded.
-    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, 2 * rounding) * round_norm:
-        return f"as if clipped to a norm of {round_norm:g}"
-    return ""
+def _loses_dropout(step: ClientStep) -> bool:
+    """Return whether a repetition of the step draws other dropout masks."""
+    return step.recipe.training and bool(step.facts.dropout) and not _repeats_dropout(step)
 
 
 def _is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +71,23 @@ def run_local_steps(
         return weight_difference(before, parameters, divisor)
 
 
+def move_gradients(parameters: Iterable[nn.Parameter], share: float) -> None:
+    """Move every gradient by a share of its size, as the rounding of another machine may.
+
+    Each entry moves by `share` times the sum of the parameter's largest entry and the root mean square of all entries. Entries that are
+    exactly zero, as those of words that are in no text, are so on every machine and do not move.
+
+    Args:
+        parameters: their gradients are changed in place.
+        share: below zero to move all entries down.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    typical = math.sqrt(squares / max(1, sum(gradient.numel() for gradient in gradients)))
+    for gradient in gradients:
+        gradient.add_((gradient != 0) * (share * (float(gradient.abs().max()) + typical)))
+
+
 @contextmanager
 def _copied_weights(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
     """Let parameters hold copies of their weights within the block; yield the weights."""
@@ -89,7 +107,7 @@ def _stepper(
     """Return a function that takes the step of a number, counted from 0."""
     described = facts.optimizer
     if described is None:
-        rate = delta_divisor(facts) / facts.local_steps
+        rate = float(facts.learning_rate or 0.0)
         return lambda _number: _plain_sgd(parameters, rate)
     _check(described, parameters, state)
     optimizer = described.make(parameters)

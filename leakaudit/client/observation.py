@@ -41,6 +41,14 @@ class Observation:
     sent: Observation | None = None
     """What the client sent, if `update` is an estimate of a gradient; else None."""
 
+    @property
+    def only_a_direction(self) -> bool:
+        """Whether `update` is a difference of weights in place of a gradient.
+
+        Its entries then tell neither the size of the gradient nor, for certain, its sign.
+        """
+        return self.sent is not None and not self.error
+
     @cached_property
     def noise_sigma(self) -> float:
         """Standard deviation of the declared additive noise on every entry.
@@ -93,6 +101,15 @@ class Observation:
         known = [defense for defense in seen.facts.known_defenses if defense is not None]
         gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
         return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
+
+    def sent_as(self, update: Mapping[str, Tensor], defenses: tuple[DeclaredDefense, ...]) -> Observation:
+        """Return this observation with an update that was changed after the training.
+
+        Args:
+            update: parameter name -> what was sent, float32; parameters without an entry were not sent.
+            defenses: the declared defences in it.
+        """
+        return replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))._sending(update)
 
     def _sending(self, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update.

@@ -19,6 +19,7 @@ from leakaudit.algorithms.span.readers import (
     dropout,
     early_dropout,
     encoder,
+    first_adam_step,
     local_steps,
     lora,
     noisy,
@@ -52,6 +53,7 @@ class Reader(Protocol):
 
 READERS: tuple[Reader, ...] = (
     adam_adapters,
+    first_adam_step,
     local_steps,
     lora,
     early_dropout,

@@ -37,6 +37,8 @@ class StepWriter:
     spool: Spool
     foreign: frozenset[str]
     """Names of tensors of the live model that the rebuilt model will not have."""
+    unit: str = "step"
+    """What is kept, for the user: `step` or `round`."""
     poisson: bool = False
     """Whether the optimizer is one of Opacus. If a draw is empty, loaders of Opacus make up a batch, which is nobody's data."""
 
@@ -59,7 +61,9 @@ class StepWriter:
         recipe = _recipe(kept, [loose, uneven])
         facts = self._facts(kept, recipe, bound, divisor)
         self._write(kept, _manifest(kept, recipe, facts))
-        notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+        notify(
+            f"kept {self.unit} {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)"
+        )
 
     def _facts(self, kept: KeptStep, recipe: StepRecipe, bound: int | None, divisor: float | None) -> PublicFacts:
         """Return the public facts with what the step showed.
@@ -73,6 +77,7 @@ class StepWriter:
         facts = kept.manifest.facts
         names = [name for name in (*facts.shared, *facts.frozen) if name not in self.foreign]
         sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
+        optimizer = None if facts.optimizer is None else facts.optimizer.moving(sent)
         return facts.model_copy(
             update={
                 "training_mode": kept.training,
@@ -81,6 +86,7 @@ class StepWriter:
                 "own_loss": kept.own_loss,
                 "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), facts.dtype),
                 "input_shape": _input_shape(kept),
+                "optimizer": optimizer,
                 "shared": tuple(name for name in names if name in sent),
                 "frozen": tuple(name for name in names if name not in sent),
             }

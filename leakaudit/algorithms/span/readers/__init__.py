@@ -12,6 +12,7 @@ To add a reader, write a module here with these two functions and add it to `REA
 modules of `algorithms.span`. From another reader it may use `read` only.
 
 - `local_steps`: a difference of weights after several steps of SGD.
+- `adam_adapters`: low-rank adapters of a decoder after the first step of Adam.
 - `lora`: updates of low-rank adapters alone.
 - `early_dropout`, `dropout`: dropout before and after the normalisation that feeds the attention.
 - `decoder`, `encoder`: updates without dropout; `decoder` for causal attention, `encoder` for other attention.
@@ -26,6 +27,7 @@ __all__ = [
     "dropout",
     "early_dropout",
     "encoder",
+    "first_adam_step",
     "local_steps",
     "lora",
     "noisy",

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.adam_step import AdamStep
 from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
@@ -48,18 +49,13 @@ ROUNDING = 1e-6
 def fits(problem: SpanProblem) -> bool:
     """Say whether adapters of a decoder are shared after one step of Adam from zero moments."""
     facts = problem.seen.facts
-    optimizer = facts.optimizer
     masked = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
     return (
-        facts.update_kind == "adam"
-        and facts.local_steps == 1
-        and optimizer is not None
-        and optimizer.fresh
+        AdamStep.of(problem.seen) is not None
         and facts.task == "causal-lm"
         and problem.anatomy.causal
         and problem.seen.whole
         and not masked
-        and not facts.defenses
         and only_adapters(problem.seen.update, problem.anatomy)
     )
 
