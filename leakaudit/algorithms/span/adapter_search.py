@@ -34,6 +34,9 @@ PATIENCE = 4
 LAST = 32
 """Last tokens whose gradient is computed. Our choice: derivatives rank them, up to the length of their gradients."""
 
+STEP = 0.01
+"""Step of a difference quotient, as a share of the adapters' norm. Our choice: rounding is 1e-6, and the loss is nearly linear within it."""
+
 CHANGES = 32
 """Changes of a sentence that are tried at once. Our choice: one pass of the model."""
 
@@ -173,16 +176,20 @@ class SentenceSearch:
         model, ids = self.seen.model, self._ids([prefix.tokens])
         weights = {name: model.get_parameter(name).detach() for name in directions}
 
-        def scores(given: dict[str, Tensor]) -> Tensor:
+        size = sum(float(weight.square().sum()) for weight in weights.values()) ** 0.5
+        step = STEP * size / max(sum(float(each.square().sum()) for each in directions.values()) ** 0.5, 1e-30)
+
+        def logits_at(distance: float) -> Tensor:
+            given = {name: weight + distance * directions[name] for name, weight in weights.items()}
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            logits: Tensor = torch.func.functional_call(model, given, kwargs=inputs).logits[0, -1]
+            with torch.no_grad():
+                logits: Tensor = torch.func.functional_call(model, given, kwargs=inputs).logits[0, -1]
             return logits
 
-        with torch.no_grad():
-            logits, slope = torch.func.jvp(scores, (weights,), (dict(directions),))
-            chances = logits.softmax(dim=0)
-            head: Tensor = model.get_output_embeddings().weight  # type: ignore[operator]
-            distance = (head - chances @ head).norm(dim=1)
+        ahead, behind = logits_at(step), logits_at(-step)
+        slope, chances = (ahead - behind) / (2 * step), ((ahead + behind) / 2).softmax(dim=0)
+        head: Tensor = model.get_output_embeddings().weight.detach()  # type: ignore[operator]
+        distance = (head - chances @ head).norm(dim=1)
         found: Tensor = -(slope - chances @ slope) / distance.clamp_min(1e-12)
         return found
 
@@ -246,8 +253,8 @@ class SentenceSearch:
         if len(rest) > 1:
             yield head + rest[:-1]
         missing = [word for word in self.words.tolist() if word not in rest]
-        inserted = [head + (*rest[:at], word, *rest[at:]) for word in missing for at in range(len(rest) + 1)]
-        replaced = [head + (*rest[:at], word, *rest[at + 1 :]) for word in missing for at in range(len(rest))]
+        inserted = [(*head, *rest[:at], word, *rest[at:]) for word in missing for at in range(len(rest) + 1)]
+        replaced = [(*head, *rest[:at], word, *rest[at + 1 :]) for word in missing for at in range(len(rest))]
         options = [*(head + each for each in _moved(rest)), *inserted, *replaced]
         options += [head + rest[:at] + rest[at + 1 :] for at in range(len(rest))]
         for index in torch.randperm(len(options), generator=self.rng).tolist():
