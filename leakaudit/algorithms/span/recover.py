@@ -13,6 +13,7 @@ import torch
 
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers import (
+    adam_adapters,
     adaptive_steps,
     bag_of_words,
     decoder,
@@ -52,6 +53,7 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
+    adam_adapters,
     first_adam_step,
     local_steps,
     adaptive_steps,

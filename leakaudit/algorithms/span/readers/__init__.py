@@ -12,6 +12,9 @@ To add a reader, write a module here with these two functions and add it to `REA
 modules of `algorithms.span`. From another reader it may use public functions only.
 
 - `local_steps`: a difference of weights after several steps of SGD.
+- `adam_adapters`: low-rank adapters of a decoder after the first step of Adam.
+- `first_adam_step`: whole layers after the first step of Adam.
+- `adaptive_steps`: local steps whose difference hides the gradients; it gives words.
 - `lora`: updates of low-rank adapters alone.
 - `early_dropout`, `dropout`: dropout before and after the normalisation that feeds the attention.
 - `decoder`, `encoder`: updates without dropout; `decoder` for causal attention, `encoder` for other attention.
@@ -20,6 +23,7 @@ modules of `algorithms.span`. From another reader it may use public functions on
 """
 
 __all__ = [
+    "adam_adapters",
     "adaptive_steps",
     "bag_of_words",
     "decoder",
