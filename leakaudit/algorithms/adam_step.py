@@ -1,4 +1,4 @@
-"""A first step of Adam: the observed movement of every entry, and guesses compared with it.
+"""A first step of Adam: its movement, and guesses that are compared with it.
 
 Letters: w weight, eta learning rate, u = (w - weight after) / eta without weight decay, s standard deviation of u's rounding error,
 f(g) = g / (|g| + eps) the movement that a gradient g causes.
@@ -50,10 +50,13 @@ class AdamStep:
 
     @classmethod
     def of(cls, seen: Observation) -> AdamStep | None:
-        """Return the step behind an observation; None if it is of another kind."""
+        """Return the step behind an observation, or None.
+
+        None if it is of another kind, or if a declared defence changed it.
+        """
         raw = seen.sent or seen
         optimizer = raw.facts.optimizer
-        known = optimizer is not None and optimizer.kind == "adam" and optimizer.fresh
+        known = optimizer is not None and optimizer.kind == "adam" and optimizer.fresh and not raw.facts.defenses
         return cls(raw) if known and raw.facts.local_steps == 1 else None
 
     @cached_property
@@ -92,7 +95,10 @@ class AdamStep:
         return found
 
     def predicted(self, name: str, gradient: Tensor) -> Tensor:
-        """Return f(g) for a gradient, float64; coupled weight decay is added first."""
+        """Return f(g) for a gradient, float64.
+
+        The weight decay of Adam is added to the gradient first.
+        """
         g = gradient.double()
         group, optimizer = self.group(name), self.seen.facts.optimizer
         if optimizer is not None and optimizer.algorithm == "Adam" and group_number(group, "weight_decay"):
@@ -123,7 +129,7 @@ class AdamStep:
 
 
 def known_rows(moved: Tensor, error: Tensor, eps: float, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient whose rows lie in a known space and explain the movement best.
+    """Return the gradient with rows in a known space that explains a movement best.
 
     It minimises sum ((u - f(c Q)) / s)^2 over the coefficients c of each row, by Gauss-Newton. One row has D equations for R unknown
     numbers, so its error is far below that of the single entries.

@@ -41,6 +41,14 @@ class Observation:
     sent: Observation | None = None
     """What the client sent, if `update` is an estimate of a gradient; else None."""
 
+    @property
+    def only_a_direction(self) -> bool:
+        """Whether `update` is a difference of weights in place of a gradient.
+
+        Its entries then tell neither the size of the gradient nor, for certain, its sign.
+        """
+        return self.sent is not None and not self.error
+
     @cached_property
     def noise_sigma(self) -> float:
         """Standard deviation of the declared additive noise on every entry.

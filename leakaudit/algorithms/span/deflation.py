@@ -179,8 +179,9 @@ class RemainingUpdate:
         """Assign gradients to pairs in the remaining update, and keep the result."""
         self.rounds += 1
         floors = (self.by_token.floor, self.by_position.floor)
-        self.assignments = assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
-        unclear = (assignments.own >= 0) & ~assignments.assigned & (self._noise_of_own() >= CLEAR)
+        assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
+        noise = _noise_of_own(assignments, self.attribution, self.by_token)
+        unclear = (assignments.own >= 0) & ~assignments.assigned & (noise >= CLEAR)
         self.assignments = assignments = replace(assignments, own=torch.where(unclear, -1, assignments.own))
         first = (self.pairs.positions == 0).nonzero().flatten()
         if len(first) == 1:  # the first token is in every sequence, so its gradient is a sum
@@ -199,20 +200,6 @@ class RemainingUpdate:
         """
         return self.assignments.gradients.T[self.assignments.own[rows]]
 
-    @property
-    def noise_share(self) -> float:
-        """Largest share of noise in the energy of the known gradients that are clear; 0 without noise."""
-        share = self._noise_of_own()[self.assignments.own >= 0]
-        return float(share.median().square()) if len(share) else 0.0
-
-    def _noise_of_own(self) -> Tensor:
-        """Return (N,): noise of each pair's own gradient as a share of it; 0 where it is not known."""
-        own = self.assignments.own
-        noise = self.by_token.noise[self.attribution.tokens] / self.attribution.along_token.abs().clamp_min(1e-300)
-        size = self.assignments.gradients.norm(dim=0)
-        known = own >= 0
-        return torch.where(known, noise / size[own.clamp_min(0)].clamp_min(1e-300) if len(size) else 0.0 * noise, 0.0)
-
     def updates(self) -> Tensor:
         """Return (2H, K, d_h + 1): dq, then dk, by head, of each assigned gradient."""
         return both_sides(self.scale * self.assignments.gradients, self.problem.anatomy)
@@ -229,7 +216,7 @@ class RemainingUpdate:
             self.assignments.own[rows],
             positions,
             closing=closing,
-            noise=self.noise_share,
+            noise=_median_noise(self.assignments, self.attribution, self.by_token),
         )
 
     def simulate(self, sequences: Sequence[Sequence[int]]) -> list[SequenceGradient]:
@@ -335,6 +322,25 @@ class RemainingUpdate:
         """
         self.found.append(GuessedSequence(self.ids(members), confidence=1.0))
         self.update = self.update - gradients.T @ self.coordinates[list(members)]
+
+
+def _noise_of_own(assignments: Assignments, attribution: Attribution, side: Side) -> Tensor:
+    """Return (N,): the noise of each pair's own gradient, as a share of it.
+
+    It is 0 where the gradient is not known.
+    """
+    size = assignments.gradients.norm(dim=0)  # (K,)
+    if not len(size):
+        return torch.zeros_like(attribution.along_token)
+    noise = side.noise[attribution.tokens] / attribution.along_token.abs().clamp_min(1e-300)
+    share = noise / size[assignments.own.clamp_min(0)].clamp_min(1e-300)
+    return torch.where(assignments.own >= 0, share, 0.0)
+
+
+def _median_noise(assignments: Assignments, attribution: Attribution, side: Side) -> float:
+    """Return the median share of noise in the energy of the known gradients."""
+    share = _noise_of_own(assignments, attribution, side)[assignments.own >= 0]
+    return float(share.median().square()) if len(share) else 0.0
 
 
 def _can_simulate(problem: SpanProblem) -> bool:

@@ -83,13 +83,13 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _with_words(problem: SpanProblem, found: Reconstruction) -> Reconstruction:
-    """Return the sequences that hold a token besides those that the tokenizer adds."""
+    """Return the sequences without those that hold special tokens only."""
     whole = [sequence for sequence in found.sequences or () if set(sequence.token_ids) - problem.special]
     return replace(found, sequences=tuple(whole))
 
 
 def _refined(problem: SpanProblem, found: Reconstruction, tokens: Tensor) -> Reconstruction:
-    """Return the sequences after exchanges of words that make the simulated step agree better.
+    """Return the sequences after exchanges of words that lower the disagreement.
 
     At each position it tries the words that any sequence has there, and the words that no sequence has.
     """
@@ -126,7 +126,10 @@ def _words(problem: SpanProblem, step: AdamStep, rows: Tensor) -> tuple[Tensor, 
 
 
 def _tokens(problem: SpanProblem, step: AdamStep) -> Tensor | None:
-    """Return (M,) int64: the tokens whose rows moved; None if the table is frozen or tied."""
+    """Return (M,) int64: the tokens whose rows moved.
+
+    None if the table is frozen or tied.
+    """
     name = word_embedding(problem.seen.model)
     facts = step.seen.facts
     if name is None or name not in step.estimate.error or any(name in pair for pair in facts.tied):
