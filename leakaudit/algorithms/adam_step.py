@@ -106,7 +106,7 @@ class AdamStep:
         return g / (g.abs() + self.eps(name))
 
     def disagreement(self, name: str, gradient: Tensor) -> float:
-        """Return the share of a parameter's entries in which a gradient disagrees with the step.
+        """Return the share of entries in which a gradient disagrees with the step.
 
         Args:
             name: of the parameter.

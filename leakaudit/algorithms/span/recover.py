@@ -13,6 +13,7 @@ import torch
 
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers import (
+    adaptive_steps,
     bag_of_words,
     decoder,
     dropout,
@@ -53,6 +54,7 @@ class Reader(Protocol):
 READERS: tuple[Reader, ...] = (
     first_adam_step,
     local_steps,
+    adaptive_steps,
     lora,
     early_dropout,
     dropout,

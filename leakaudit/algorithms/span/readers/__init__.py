@@ -9,7 +9,7 @@ A reader has two functions:
 
 To add a reader, write a module here with these two functions and add it to `READERS` in
 `leakaudit.algorithms.span.recover`, before the readers that would otherwise take its problems. A reader may import the
-modules of `algorithms.span`. From another reader it may use `read` only.
+modules of `algorithms.span`. From another reader it may use public functions only.
 
 - `local_steps`: a difference of weights after several steps of SGD.
 - `lora`: updates of low-rank adapters alone.
@@ -20,6 +20,7 @@ modules of `algorithms.span`. From another reader it may use `read` only.
 """
 
 __all__ = [
+    "adaptive_steps",
     "bag_of_words",
     "decoder",
     "dropout",

@@ -112,7 +112,7 @@ def _refined(problem: SpanProblem, found: Reconstruction, tokens: Tensor) -> Rec
 
 
 def _words(problem: SpanProblem, step: AdamStep, rows: Tensor) -> tuple[Tensor, int] | None:
-    """Return the words of the batch (M,), and the number of positions of its longest text.
+    """Return the words (M,) of the batch, and the length of its longest text.
 
     If the tables are not shared, the words are those that explain the rows.
     """
@@ -147,7 +147,7 @@ def _length(problem: SpanProblem, step: AdamStep) -> int:
 
 
 def _one_text(problem: SpanProblem, rows: Tensor, tokens: Tensor, length: int) -> Reconstruction | None:
-    """Return one text of these words, and whether it is proved; None if they form no single text."""
+    """Return one text of these words; None if they form no single text."""
     order = arranged(problem.stage, tokens, rows, length)
     if order is None:
         return None
