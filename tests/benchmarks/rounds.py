@@ -1,79 +1,91 @@
-"""What an audit of rounds costs a client: the same rounds with and without it.
+"""What a kept round of local steps costs the training that makes it.
 
-    python -m tests.benchmarks.rounds --rounds 10 --steps 10 --batch 16
-    python -m tests.benchmarks.rounds --model FOLDER --rounds 10 --steps 10 --batch 16 --schedule deferred
+    python -m tests.benchmarks.rounds                  # an encoder of 22M parameters, all trained and with LoRA, K = 10
+    python -m tests.benchmarks.rounds --local-steps 1 --repeats 5
 
-Each round has a new Trainer, model and callback, as in a client of federated learning. It prints the seconds of each `train()` in both
-cases, their medians, and what the audit itself counted. Rounds with and without take turns, so that both see the same load.
+Random weights, the shape of MiniLM-L6-H384, AdamW, B = 8, T = 64. `new` has an optimizer without moments, `kept` one that goes on with them.
+The seconds in which the training thread waits are those inside the recorder: two copies, of what was before the round and of the weights after
+it. The difference itself, and the disk, are the writer's. The round beside it is timed without an audit.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+import torch
 
-from leakaudit.callbacks.hf_trainer import LeakAuditCallback
-from leakaudit.callbacks.rounds import finish
-from leakaudit.storage.rounds_file import read_rounds
-from tests.support import tiny, tiny_trainer
-
-
-def loaded(folder: str | None) -> tuple[Any, Any]:
-    """Return a new model and its tokenizer; the tiny BERT without a folder."""
-    if folder is None:
-        return tiny.bert(), tiny.bert_tokenizer()
-    return AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.models.lora import add_lora
+from tests.benchmarks.capture import setup, steps_of
 
 
-def seconds_of_round(place: Path, asked: argparse.Namespace, *, audited: bool) -> float:
-    """Train one round; return the seconds of `train()`."""
-    model, tokenizer = loaded(asked.model)
-    rows = tiny_trainer.Rows(tokenizer)
-    rows.rows *= 1 + asked.steps * asked.batch // len(rows.rows)
-    config = tiny_trainer.audit_config(place, unit="round", schedule=asked.schedule, at_end="leave", nice=10)
-    callbacks = [LeakAuditCallback(config)] if audited else []
-    trainer = tiny_trainer.make_trainer(
-        place, *callbacks, model=model, tokenizer=tokenizer, rows=rows, optim="adamw_torch", learning_rate=5e-5,
-        per_device_train_batch_size=asked.batch, max_steps=asked.steps,
-    )  # fmt: skip
-    for callback in callbacks:
-        callback.attach(trainer)
-    start = time.perf_counter()
-    trainer.train()
-    return time.perf_counter() - start
+def with_adapters(model: Any) -> Any:
+    """Train adapters of rank 16 on all attention matrices, and nothing else."""
+    add_lora(model, 16, ("query", "key", "value"))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.01)
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+
+def measure(kind: str, local_steps: int, repeats: int) -> str:
+    """Return one line of the table."""
+    model, optimizer, batch, tokenizer = setup("22M", "cpu")
+    if kind.startswith("LoRA"):
+        optimizer = with_adapters(model)
+    steps_of(model, optimizer, batch, 1)
+    alone = statistics.median(step.seconds for step in steps_of(model, optimizer, batch, 2 * local_steps)) * local_steps
+    config = {
+        "every_n_steps": 2,
+        "first_step": 0,
+        "max_snapshots": repeats + 1,
+        "schedule": "deferred",
+        "at_end": "leave",
+    }
+    blocked = []
+    with tempfile.TemporaryDirectory() as folder:
+        watched = watch(
+            model,
+            optimizer,
+            tokenizer=tokenizer,
+            config={**config, "out_dir": Path(folder) / "audit"},
+            observe="delta",
+            local_steps=local_steps,
+        )
+        with watched:
+            run: Any = watched._run
+            for _ in range(2 * repeats + 1):  # every second round is due, so the disk is done with the one before
+                if kind.endswith("new"):
+                    optimizer.state.clear()
+                before = run.recorder.counters.blocked_s + run.blocked_s
+                steps_of(model, optimizer, batch, local_steps)
+                blocked.append(run.recorder.counters.blocked_s + run.blocked_s - before)
+                run.recorder.written()
+        waits, size = statistics.median(blocked[2::2]), run.recorder.bytes_held() / 1e6
+    return f"| {kind} | {alone:.2f} s | {waits * 1000:.0f} ms | {waits / alone:.2%} | {size:.0f} MB |"
 
 
 def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--schedule", default="beside")
-    for name, default in (("rounds", 10), ("steps", 10), ("batch", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    asked = parser.parse_args()
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as folder:
-        seconds_of_round(Path(folder) / "first", asked, audited=False)  # imports, caches
-        for _ in range(asked.rounds):
-            for audited in (False, True):
-                seconds[audited].append(seconds_of_round(Path(folder), asked, audited=audited))
-        start = time.perf_counter()
-        spool = Path(folder) / "audit" / "spool"
-        finish()
-        print(f"finish: {time.perf_counter() - start:.2f} s")
-        for audited, found in seconds.items():
-            print("with   " if audited else "without", " ".join(f"{one:.3f}" for one in found))
-        plain, watched = statistics.median(seconds[False]), statistics.median(seconds[True])
-        print(f"median: {plain:.3f} s without, {watched:.3f} s with, {watched - plain:+.3f} s a round")
-        cost = read_rounds(spool).totals.overhead
-        share = cost.blocked_s / (cost.training_s or 1.0)
-        print(f"held up: {cost.blocked_s:.3f} s of {cost.training_s:.3f} s ({share:.1%}); {cost.memory_mb:.1f} MB held")
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--local-steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"K = {options.local_steps}, {options.repeats} rounds after a first one"
+    )
+    print(
+        "| 22M | a round alone | a kept round waits | of the round | copies in memory |\n| --- | --- | --- | --- | --- |"
+    )
+    for kind in ("all trained, new", "all trained, kept", "LoRA, new", "LoRA, kept"):
+        print(measure(kind, options.local_steps, options.repeats), flush=True)
 
 
 if __name__ == "__main__":
