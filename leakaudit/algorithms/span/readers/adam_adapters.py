@@ -9,7 +9,6 @@ their own gradients (`adapter_search`), one after the other, until one more does
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
 from leakaudit.algorithms.span.adapter_search import Found, SentenceSearch
-from leakaudit.algorithms.span.adapter_words import words_of
+from leakaudit.algorithms.span.adapter_words import BatchWords, words_of
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
 from leakaudit.algorithms.span.reachability import PairReach
 from leakaudit.algorithms.span.row_denoising import RepairedRows, repaired_rows
@@ -67,7 +66,8 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     """
     estimate, _ = as_gradient(problem.seen)
     try:
-        groups = [group for group in map(_shared(estimate), adapter_groups(estimate.model)) if group]
+        every = (_shared(estimate, group) for group in adapter_groups(estimate.model))
+        groups = [group for group in every if group]
     except AnatomyError:
         return None
     if not groups or not all(bool(estimate.update[a.down.weight].any()) for a in groups[0]):
@@ -76,7 +76,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     typical = _typical_inputs(problem, inputs)
     rows = [_rows(estimate, group, given) for group, given in zip(inputs.groups, typical, strict=True)]
     words = words_of(problem.stage, rows[0], problem.budget.part(SHARE / 2))
-    if not words:
+    if not words.certain:
         return None
     layers = [RowEvidence(found, given) for found, given in zip(rows, typical, strict=True)]
     search = SentenceSearch(
@@ -84,8 +84,8 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         inputs=inputs,
         agreement=AdapterAgreement(estimate, [adapter for group in groups for adapter in group]),
         start=Explained.nothing(layers),
-        words=torch.tensor(words, device=problem.stage.device),
-        longest=min(problem.stage.max_length, len(words) + MORE_WORDS),
+        words=torch.tensor([*words.certain, *words.spare], device=problem.stage.device),
+        longest=min(problem.stage.max_length, len(words.certain) + MORE_WORDS),
         rng=problem.rng,
         budget=problem.budget.part(SHARE),
         is_right=lambda sentences: _proved(problem, sentences),
@@ -93,11 +93,8 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     return _reconstruction(problem, words, _sentences(search))
 
 
-def _shared(estimate: Observation):  # type: ignore[no-untyped-def]
-    def kept(group: tuple[Adapter, ...]) -> tuple[Adapter, ...]:
-        return tuple(a for a in group if a.down.weight in estimate.update and a.up.weight in estimate.update)
-
-    return kept
+def _shared(estimate: Observation, group: tuple[Adapter, ...]) -> tuple[Adapter, ...]:
+    return tuple(a for a in group if a.down.weight in estimate.update and a.up.weight in estimate.update)
 
 
 def _typical_inputs(problem: SpanProblem, inputs: AdapterInputs) -> list[Tensor]:
@@ -139,22 +136,24 @@ def _proved(problem: SpanProblem, sentences: Sequence[tuple[int, ...]]) -> bool:
     return all(sequence.proved for sequence in prove(problem.seen, guess, problem.budget).sequences)
 
 
-def _reconstruction(problem: SpanProblem, words: list[int], found: list[Found]) -> Reconstruction:
+def _reconstruction(problem: SpanProblem, words: BatchWords, found: list[Found]) -> Reconstruction:
     stage = problem.stage
     reach = PairReach(
-        frozenset((word, 0) for word in words),
+        frozenset((word, 0) for word in (*words.certain, *words.spare)),
         lambda _: None,
         position_free=True,
         silent_last=True,
         last=frozenset(range(stage.vocabulary)),
     )
-    diagnostics = {"words": float(len(words))}
+    diagnostics = {"words": float(len(words.certain))}
     if not found:
-        return Reconstruction(tokens=tuple(words), diagnostics=diagnostics, reach=reach)
+        return Reconstruction(tokens=words.certain, diagnostics=diagnostics, reach=reach)
     cosine = found[-1].cosine
     guess = [GuessedSequence(each.tokens, confidence=max(0.0, min(cosine, 0.99))) for each in found]
     proof = prove(problem.seen, guess, problem.budget)
-    return replace(
-        Reconstruction(sequences=proof.sequences, reach=reach),
+    return Reconstruction(
+        sequences=proof.sequences,
+        tokens=None if all(sequence.proved for sequence in proof.sequences) else words.certain,
         diagnostics=diagnostics | {"cosine": cosine} | proof.diagnostics,
+        reach=reach,
     )
