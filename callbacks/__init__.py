@@ -5,8 +5,9 @@ An adapter keeps real client steps of a training run. Nothing is imported here, 
     from leakaudit.callbacks.hf_trainer import LeakAuditCallback           # Hugging Face Trainer
     from leakaudit.callbacks.lightning_trainer import LeakAuditCallback    # Lightning Trainer
     from leakaudit.callbacks.torch_loop import watch                       # Accelerate, Opacus, plain torch
+    from leakaudit.callbacks.rounds import finish, judge_round, open_round # an audit of rounds (`unit: round`)
 
 `docs/capture.md` says which frameworks and features were tried.
 """
 
-__all__ = ["hf_trainer", "lightning_trainer", "torch_loop"]
+__all__ = ["hf_trainer", "lightning_trainer", "rounds", "torch_loop"]

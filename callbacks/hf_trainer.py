@@ -146,7 +146,10 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         """Cancel a step that the optimizer skipped, and log new results."""
         if self._run is not None:
             self._control = control
-            self._run.recorder.cancel()  # a recording that is still open has no step: an overflow, or a skipped batch
+            if (
+                self._run.trainer.local_steps is not None
+            ):  # otherwise a round is recorded, of which a skipped step is a part
+                self._run.recorder.cancel()  # a recording that is still open has no step: an overflow, or a skipped batch
             self._after_step()
 
     @entry

@@ -33,10 +33,11 @@ from torch import nn
 from leakaudit.capture.adapter import Adapter
 from leakaudit.capture.boundary import entry, last_resort
 from leakaudit.capture.context import Source, StepContext, TrainerContext
+from leakaudit.capture.observing.local_optimizer import check_local_optimizer
 from leakaudit.capture.observing.optimizers import base_optimizers, every_layer
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_tensors import Observe
-from leakaudit.capture.refusals import auditable, check_plain_sgd, refuse_accelerate, refuse_wrapper
+from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
 from leakaudit.errors import SnapshotError
 
@@ -73,7 +74,7 @@ class Watch(Adapter):
     """L2 norm to which the loop clips the gradient; without it a clipped step is stamped `scaled` instead of `verified`."""
     observe: Observe = "update"
     """What the client sends. `update`: what the optimizer gets. `local`: this process's share of it, before the processes are summed.
-    `delta`: the difference of the weights after `local_steps` steps of plain SGD, as in federated averaging."""
+    `delta`: the difference of the weights after `local_steps` steps of the optimizer, as in federated averaging."""
     local_steps: int = 1
     """K, for `delta`."""
     total_steps: int | None = None
@@ -145,7 +146,7 @@ class Watch(Adapter):
         refuse_accelerate(self._accelerator_state())
         refuse_wrapper(self.model)
         if self.observe == "delta":
-            check_plain_sgd(self.optimizer)
+            check_local_optimizer(self.optimizer)
             if peers_of() is not None:
                 raise SnapshotError("`observe='delta'` is for one client in one process; several share this run")
 

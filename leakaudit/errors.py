@@ -16,6 +16,7 @@
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
       PeersError                    the processes of a distributed run cannot be audited together
       SpoolError                    the folder between trainer and battery cannot be used
+        RoundError                  a round cannot be added to the audit of its folder, which goes on without it
       ResultsError                  results.json cannot be read, or is of a newer major version
       RedactionError                the evidence or the policy does not allow the requested text mode
 
@@ -87,6 +88,10 @@ class NonFiniteUpdateError(SnapshotError):
 
 class SpoolError(LeakAuditError):
     """The folder between trainer and battery cannot be used."""
+
+
+class RoundError(SpoolError):
+    """A round cannot be added to the audit of its folder; that audit goes on."""
 
 
 class PeersError(LeakAuditError):

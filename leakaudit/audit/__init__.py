@@ -18,6 +18,7 @@ __all__ = [
     "live_copy",
     "publish",
     "results",
+    "rounds",
     "run_folder",
     "scoring",
     "simulation",

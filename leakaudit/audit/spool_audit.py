@@ -16,8 +16,9 @@ from typing import Any
 from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
+from leakaudit.storage.rounds_file import totals_so_far
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
-from leakaudit.storage.spool_files import AuditFile, Totals, forget_salt, write_battery
+from leakaudit.storage.spool_files import AuditFile, forget_salt, write_battery
 
 
 def print_line(line: str) -> None:
@@ -145,7 +146,7 @@ def write_results(
     Returns:
         `code`; ERROR if `code` is PASS and something could not be written; INTERRUPTED if the process was interrupted while writing.
     """
-    totals = spool.totals() or Totals()
+    totals = spool.totals() or totals_so_far(spool.root)
     spool.tidy()
     try:
         audit.finish(

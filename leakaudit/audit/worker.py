@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from leakaudit.audit.rounds import Trainers
 from leakaudit.audit.spool_audit import WorkerOptions, audit_one, open_audit, print_line, record_loss, write_results
 from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
@@ -189,19 +190,27 @@ class _Work:
         """Audit snapshots as they arrive; return whether the run is complete."""
         last_news = time.monotonic()  # a wall clock may go backwards
         pauses = _pauses()
+        trainers = Trainers(self.spool, self.audit_file)
         while not self.spool.gone():
             # This comes before the claim, because a last snapshot may arrive in between.
             finished = self.once or self.spool.totals() is not None
-            trainer_gone = self.spool.trainer_gone(self.audit_file) or _is_overdue(last_news, self.options)
-            self.claimed = self.spool.queue.claim()
+            trainer_gone = trainers.gone() or _is_overdue(last_news, self.options)
+            trainers.release_held()
+            self.claimed = None if trainers.out_of_patience and not finished else self.spool.queue.claim()
             if self.claimed is not None:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
+                self._report_so_far()
             elif finished or trainer_gone:
                 return finished or self.spool.totals() is not None  # a trainer that was killed wrote no totals
             else:
                 time.sleep(next(pauses))
         return True
+
+    def _report_so_far(self) -> None:
+        """Write the results of the rounds so far: nobody knows when the next one comes."""
+        if self.audit_file.config.unit == "round" and self.spool.totals() is None:
+            write_results(self.spool, self.audit, self.refused, True, self.options)
 
     def _give_back(self) -> None:
         """Put the claimed snapshot back into the spool, if there is one."""
@@ -221,9 +230,9 @@ def _wait_for_the_first(spool: Spool, audit_file: AuditFile, options: WorkerOpti
 
     The trainer starts the worker before it records a step, so it may end without a snapshot.
     """
-    since, pauses = time.monotonic(), _pauses()
+    since, pauses, trainers = time.monotonic(), _pauses(), Trainers(spool, audit_file)
     while not spool.gone():
-        over = spool.totals() is not None or spool.trainer_gone(audit_file) or _is_overdue(since, options)
+        over = spool.totals() is not None or trainers.gone() or _is_overdue(since, options)
         if spool.waiting() or spool.queue.poisonous() or _has_journal(spool):
             return True
         if over:

@@ -5,7 +5,8 @@ running training (`audit.comparison`, `audit.inline`, `audit.verification`). It 
 
 How a step is captured: a trainer announces it to `adapter`, `run` decides whether it is due, hooks of `observing` see it, `recording`
 copies it and writes a snapshot, `in_place` repeats it to verify its update, and `worker` starts the side process that attacks it. With
-`processes`, the ranks of a distributed run agree on each step. `boundary` guards every function that torch, a framework or the user's
+`processes`, the ranks of a distributed run agree on each step. `rounds` makes one
+audit of several trainings. `boundary` guards every function that torch, a framework or the user's
 loop calls.
 """
 
@@ -13,6 +14,7 @@ __all__ = [
     "adapter",
     "announcements",
     "array_batches",
+    "background_tasks",
     "boundary",
     "context",
     "describe",
@@ -28,6 +30,7 @@ __all__ = [
     "refusals",
     "remaining_snapshots",
     "results_log",
+    "rounds",
     "run",
     "step_counter",
     "unaudited",

@@ -16,9 +16,11 @@ from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerCo
 from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.processes.process_group import ProcessGroup
+from leakaudit.capture.rounds.registry import audit_in, begin_round
+from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
 from leakaudit.capture.unaudited import folder_of, mark
-from leakaudit.errors import LeakAuditError, PeersError, type_and_place
+from leakaudit.errors import LeakAuditError, PeersError, RoundError, type_and_place
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.storage.spool import Spool
 
@@ -44,12 +46,14 @@ class Adapter:
     """A YAML file, the object, a mapping, or None for the defaults."""
     _off = ""
     """Why the audit of this run is off; empty while it is on."""
-    _run: AuditRun | None = None
+    _run: AuditRun | RoundRun | None = None
     _folder: Path | None = None
     _kept = 0
     """Number of steps that the last run kept, including those before its checkpoint."""
     _marks_folder = False
     """Whether this process marks the folder in place of the first process, which may have no audit."""
+    _leaves_folder = False
+    """Whether the folder is not marked, because another audit there goes on."""
     _left: tuple[Spool, ...] = ()
     """Spools with steps that are not audited yet. While these objects exist, their locks show that this process lives."""
 
@@ -101,16 +105,27 @@ class Adapter:
             if (others := peers_of()) is not None:
                 others.decline()
             return
-        self._run = begin_together(lambda peers: self._begin(peers, spool, folder))
-        self._folder = self._run.config.out_dir
+        if configuration(self.config).unit == "round":
+            self._open_round()
+            return
+        self._run = run = begin_together(lambda peers: self._begin(peers, spool, folder))
+        self._folder = run.config.out_dir
 
     def _begin(self, peers: ProcessGroup | None, spool: Spool | None, folder: Path | None) -> AuditRun:
         config = configuration(self.config)
         self._refuse()
-        trainer = replace(
-            self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger()
-        )
-        return AuditRun.begin(config, _with_peers(trainer, peers), spool, folder)
+        return AuditRun.begin(config, _with_peers(self._described(), peers), spool, folder)
+
+    def _open_round(self) -> None:
+        """Begin a round of the audit in its folder; this object has no run if it is not due."""
+        if (others := peers_of()) is not None:
+            others.decline()
+        self._refuse()
+        audit, self._run = begin_round(configuration(self.config), self._described())
+        self._folder = audit.config.out_dir
+
+    def _described(self) -> TrainerContext:
+        return replace(self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger())
 
     def _decide(self, step: int) -> None:
         """Record the step that begins, if it is due.
@@ -138,7 +153,7 @@ class Adapter:
             return
         run.end(steps)
         self._kept, self._run = run.kept, None
-        if run.spool.waiting():
+        if isinstance(run, AuditRun) and run.spool.waiting():
             self._left = (*self._left, run.spool)
 
     @entry
@@ -149,7 +164,8 @@ class Adapter:
             return
         run.interrupt(what)
         self._kept, self._run = run.kept, None
-        self._left = (*self._left, run.spool)
+        if isinstance(run, AuditRun):
+            self._left = (*self._left, run.spool)
 
     @entry
     def _remind(self) -> None:
@@ -178,7 +194,7 @@ class Adapter:
             return None, None
         run.stop()
         self._kept, self._run = run.kept, None
-        return run.spool, run.config.out_dir
+        return (run.spool, run.config.out_dir) if isinstance(run, AuditRun) else (None, None)
 
     def _fail(self, error: Exception) -> None:
         """Switch the audit off.
@@ -187,6 +203,7 @@ class Adapter:
         """
         ours = isinstance(error, LeakAuditError)
         self._marks_folder = isinstance(error, PeersError) and error.first
+        self._leaves_folder = isinstance(error, RoundError)
         self._switch_off(f"{type(error).__name__}: {error}" if ours else type_and_place(error))
 
     def _switch_off(self, reason: str) -> None:
@@ -202,7 +219,7 @@ class Adapter:
                 "leakaudit is off for this run: %s; training continues without it", "; ".join([reason, *notes])
             )
 
-    def _clear_away(self, run: AuditRun | None, reason: str) -> Iterator[str]:
+    def _clear_away(self, run: AuditRun | RoundRun | None, reason: str) -> Iterator[str]:
         """Stop a run, discard its spool if it is empty, and mark its folder.
 
         Each yielded clause tells the user about one problem, or about an earlier audit.
@@ -210,13 +227,15 @@ class Adapter:
         try:
             if run is not None:
                 run.stop()
-                if run.untouched() and run.trainer.writes:
+                if isinstance(run, AuditRun) and run.untouched() and run.trainer.writes:
                     run.spool.discard()
         except Exception as error:
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
+        folder = folder_of(self.config) if run is None else run.config.out_dir
+        if self._leaves_folder or isinstance(run, RoundRun) or (folder is not None and audit_in(folder) is not None):
+            return  # it belongs to an audit of rounds that goes on
         if run is not None and (not run.trainer.writes or run.recorder.counters.kept or run.spool.entries()):
             return  # kept steps stay in the folder
-        folder = folder_of(self.config) if run is None else run.config.out_dir
         try:
             yield from _mark_folder(folder, reason, marks=self._marks_folder)
         except Exception as error:

@@ -44,7 +44,7 @@ def schedule_in_words(config: AuditConfig) -> str:
 
 def not_kept_in_words(totals: Totals, config: AuditConfig) -> list[str]:
     """Return how many due steps were not kept, a clause for each reason."""
-    return [f"{counted(number, 'step')} not kept: {why}" for number, why in totals.not_kept(config)]
+    return [f"{counted(number, config.unit)} not kept: {why}" for number, why in totals.not_kept(config)]
 
 
 def kept_in_words(totals: Totals, config: AuditConfig) -> str:
@@ -56,16 +56,17 @@ def kept_in_words(totals: Totals, config: AuditConfig) -> str:
     """
     overhead = totals.overhead
     held_up = f"training was held up for {overhead.blocked_s:.2f} s of {overhead.training_s:.1f} s"
-    return "; ".join([f"{counted(totals.kept, 'step')} kept", *not_kept_in_words(totals, config), held_up])
+    return "; ".join([f"{counted(totals.kept, config.unit)} kept", *not_kept_in_words(totals, config), held_up])
 
 
-def nothing_kept_in_words(steps: int, reasons: list[str]) -> str:
+def nothing_kept_in_words(steps: int, reasons: list[str], unit: str = "step") -> str:
     """Return why there is nothing to report.
 
     Args:
         steps: of the run.
         reasons: why no step was kept, a clause each.
+        unit: what was counted, `step` or `round`.
     """
     return "; ".join(
-        [f"no step was kept, so there is nothing to report: the run had {counted(steps, 'step')}", *reasons]
+        [f"no {unit} was kept, so there is nothing to report: the run had {counted(steps, unit)}", *reasons]
     )

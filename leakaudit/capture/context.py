@@ -85,8 +85,8 @@ class TrainerContext:
     log: Callable[[dict[str, float]], None] | None = None
     """Sends numbers to the framework's loggers; filled in by the `Adapter`."""
     observe: Observe = "update"
-    local_steps: int = 1
-    """K optimizer steps that make one `delta`."""
+    local_steps: int | None = 1
+    """K optimizer steps that make one `delta`; None if K is known only at the end of a round."""
     peers: ProcessGroup | None = None
     """The other processes of a distributed run."""
 
@@ -112,8 +112,11 @@ class TrainerContext:
 
     @property
     def steps_per_round(self) -> int:
-        """Optimizer steps that are one step of the audit: K for `delta`, else 1."""
-        return self.local_steps if self.observe == "delta" else 1
+        """Optimizer steps that are one step of the audit: K for `delta`, else 1.
+
+        It is 1 if K is not known, because a round of unknown length is told at each step whether it begins.
+        """
+        return self.local_steps or 1 if self.observe == "delta" else 1
 
 
 def writes(peers: ProcessGroup | None) -> bool:

@@ -54,7 +54,14 @@ class RunDescription:
     """Parameters that are trained but stand outside the model."""
 
     @classmethod
-    def of(cls, config: AuditConfig, trainer: TrainerContext, model: nn.Module, recipe: ModelRecipe) -> RunDescription:
+    def of(
+        cls,
+        config: AuditConfig,
+        trainer: TrainerContext,
+        model: nn.Module,
+        recipe: ModelRecipe,
+        fit: Fit | None = None,
+    ) -> RunDescription:
         """Describe a run that begins.
 
         Args:
@@ -62,11 +69,13 @@ class RunDescription:
             trainer: what the adapter knows.
             model: the model itself, without wrappers.
             recipe: how the side process makes it.
+            fit: how an earlier model of the same architecture differed from the one that the recipe makes; None compares them.
 
         Raises:
             ModelError: the recipe makes another model than the live one.
         """
-        fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
+        if fit is None:
+            fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
         private = private_sgd(trainer.optimizer)
         declared = declared_defenses(config.shipped_defense, private)
         moved = {id(p) for mover in base_optimizers(trainer.optimizer) for p in parameters_of(mover) if p.requires_grad}
@@ -248,9 +257,6 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
     }
     if trainer.observe == "update" and trainer.peers is not None:
         update["view"] = "reduced"
-    if trainer.observe == "delta":
-        rate = base_optimizers(trainer.optimizer)[0].param_groups[0]["lr"]
-        update |= {"local_steps": trainer.local_steps, "learning_rate": float(rate)}
     return facts.model_copy(update=update)
 
 

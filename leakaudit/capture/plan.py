@@ -71,6 +71,8 @@ class Plan:
     """Number of steps of the run; None if unknown."""
     short: bool = False
     """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then a due step waits for the disk."""
+    unit: str = "step"
+    """What is counted: `step` or `round`."""
 
     @classmethod
     def of(cls, config: AuditConfig, policy: Policy, total: int | None) -> Plan:
@@ -85,8 +87,11 @@ class Plan:
         most = max(LEAST_STEPS, ceil(MARGIN * needed)) if config.max_snapshots == "auto" else config.max_snapshots
         every = config.every_n_steps
         if every != "auto":
-            return cls(config.first_step, every, most, needed, total)
+            return cls(config.first_step, every, most, needed, total, unit=config.unit)
         wanted = max(LEAST_STEPS, needed) if config.max_snapshots == "auto" else most
+        if config.unit == "round":
+            spread = 1 if total is None else max(1, (total - config.first_step) // wanted)
+            return cls(config.first_step, spread, most, needed, total, unit="round")
         distance = None if total is None else distance_for(total - config.first_step, wanted)
         short = distance is not None and distance < LEAST_DISTANCE
         return cls(config.first_step, distance, most, needed, total, short)
@@ -130,20 +135,20 @@ class Plan:
         """
         kept = self.kept
         if kept == 0:
-            return f"will keep no step: the run has {self.total}, and `first_step` is {self.first}"
-        start = f" from step {self.first}" if self.first else ""
+            return f"will keep no {self.unit}: the run has {self.total}, and `first_step` is {self.first}"
+        start = f" from {self.unit} {self.first}" if self.first else ""
         if self.every is None:
             shown = ", ".join(str(self.nth(number)) for number in range(6))
             return (
                 f"keeps steps {shown} and so on at growing distances (up to {self.most}; the run's length is not known)"
             )
-        rhythm = "every step" if self.every == 1 else f"every {ordinal(self.every)}"
+        rhythm = f"every {self.unit}" if self.every == 1 else f"every {ordinal(self.every)}"
         if kept is None:
-            return f"keeps {rhythm}{start if self.every == 1 else f' step{start}'} (up to {self.most})"
+            return f"keeps {rhythm}{start if self.every == 1 else f' {self.unit}{start}'} (up to {self.most})"
         if kept == self.total:
-            return "keeps the only step" if kept == 1 else f"keeps all {kept:,} steps"
-        capped = f", up to step {self.nth(kept - 1):,}" if kept < self._due_before(self.total or 0) else ""
-        return f"keeps {kept:,} of {self.total:,} steps ({rhythm}{start}{capped})"
+            return f"keeps the only {self.unit}" if kept == 1 else f"keeps all {kept:,} {self.unit}s"
+        capped = f", up to {self.unit} {self.nth(kept - 1):,}" if kept < self._due_before(self.total or 0) else ""
+        return f"keeps {kept:,} of {self.total:,} {self.unit}s ({rhythm}{start}{capped})"
 
     def policy_in_words(self, config: AuditConfig, room: int) -> str:
         """Return what the policy needs, in a clause.
@@ -154,7 +159,7 @@ class Plan:
             config: the audit's configuration.
             room: steps that the spool holds at a time.
         """
-        need = f"the policy needs {counted(self.needed, 'step')} to pass"
+        need = f"the policy needs {counted(self.needed, self.unit)} to pass"
         if self.total is not None and self.total - self.first < self.needed:
             return f"{need}, more than this run has, so it can fail the policy and not pass it"
         changes = list(self._changes(config, room))

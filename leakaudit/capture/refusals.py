@@ -72,28 +72,6 @@ def refuse_wrapper(model: nn.Module) -> None:
     refuse_strategy(next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in wrappers), ""), fsdp2=False)
 
 
-def check_plain_sgd(optimizer: Any) -> None:
-    """Refuse optimizers whose steps do not add up to a mean of gradients.
-
-    Raises:
-        SnapshotError: several optimizers, another one than SGD, or one with momentum, weight decay or several learning rates.
-    """
-    movers = base_optimizers(optimizer)
-    if len(movers) > 1:
-        raise SnapshotError(f"`observe='delta'` is for one optimizer; {len(movers)} were given")
-    (mover,) = movers
-    names = ("momentum", "weight_decay", "nesterov")
-    options = [name for group in mover.param_groups for name in names if group.get(name)]
-    rates = {float(group["lr"]) for group in mover.param_groups}
-    if type(mover).__name__ == "SGD" and not options and len(rates) == 1 and rates != {0.0}:
-        return
-    found = f"{type(mover).__name__} with {', '.join(options) or f'{len(rates)} learning rates'}"
-    raise SnapshotError(
-        f"`observe='delta'` needs plain SGD with one learning rate, found {found}: other steps leave no mean of gradients "
-        "in the difference of the weights. Use SGD, or `observe='update'`"
-    )
-
-
 def optimizers_that_move(model: nn.Module, optimizers: Sequence[Any]) -> list[Any]:
     """Return the optimizers that move the model; manual optimization may have several.
 

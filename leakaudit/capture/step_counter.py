@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakaudit.capture.observing.optimizers import base_optimizers
+from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
 
 
@@ -32,7 +33,7 @@ class StepCounter:
         self.number = number
         self._hooks = [mover.register_step_post_hook(stepped) for mover in base_optimizers(optimizer)]
 
-    def count(self, run: AuditRun | None) -> bool:
+    def count(self, run: AuditRun | RoundRun | None) -> bool:
         """Count a step once all optimizers that share the model have stepped.
 
         Args:

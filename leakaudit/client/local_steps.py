@@ -89,7 +89,7 @@ def _stepper(
     """Return a function that takes the step of a number, counted from 0."""
     described = facts.optimizer
     if described is None:
-        rate = delta_divisor(facts) / facts.local_steps
+        rate = float(facts.learning_rate or 0.0)
         return lambda _number: _plain_sgd(parameters, rate)
     _check(described, parameters, state)
     optimizer = described.make(parameters)

@@ -94,6 +94,15 @@ class Observation:
         gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
         return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
 
+    def sent_as(self, update: Mapping[str, Tensor], defenses: tuple[DeclaredDefense, ...]) -> Observation:
+        """Return this observation with an update that was changed after the training.
+
+        Args:
+            update: parameter name -> what was sent, float32; parameters without an entry were not sent.
+            defenses: the declared defences in it.
+        """
+        return replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))._sending(update)
+
     def _sending(self, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with another update.
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from leakaudit.client.facts import Facts, PublicFacts
+from leakaudit.client.facts import DeclaredDefense, Facts, PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.truth import Truth
@@ -25,6 +25,9 @@ SCHEMA = "leakaudit.snapshot/1.3"
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
 """File names in the folder of a snapshot."""
+
+SENT = "sent.safetensors"
+"""File name of the weights that a client sent, where something changed them after the training."""
 
 BASE = "base.safetensors"
 """File name of the frozen weights, which the snapshots of a run share."""
@@ -80,6 +83,13 @@ class KeptParts(Facts):
     """
 
 
+class SentUpdate(Facts):
+    """What is public about a sent update that something changed after the training."""
+
+    defenses: tuple[DeclaredDefense, ...] = ()
+    """The declared defences in it, in the order in which they apply. A change that nobody declared is a defence that is not registered."""
+
+
 class Manifest(Facts):
     """The content of `snapshot.json`."""
 
@@ -99,13 +109,15 @@ class Manifest(Facts):
     """Public keys to which the tensors are encrypted; empty if they are not encrypted."""
     parts: KeptParts | None = None
     """None if the whole step was kept."""
+    sent: SentUpdate | None = None
+    """None if the update was sent as the training produced it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def files(self) -> tuple[str, ...]:
         """Return the names of the snapshot's tensor files without `.age`."""
-        has_base = any(name.startswith(BASE) for name in self.digests)
-        return (OBSERVED, TRUTH, BASE) if has_base else (OBSERVED, TRUTH)
+        more = (name for name in (BASE, SENT) if any(found.startswith(name) for found in self.digests))
+        return (OBSERVED, TRUTH, *more)
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,8 @@ class Snapshot:
     """None if the whole step was kept."""
     sketches: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameter name -> sketch of its update, if only parts were kept."""
+    sent: Observation | None = None
+    """What was sent, if something changed the update after the training; else None."""
 
 
 def without_retired_keys(manifest: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -129,6 +129,13 @@ class AuditConfig(BaseModel):
     out_dir: Path = Path("leakaudit-audit")
     """Folder for snapshots, results and report of the latest run. Only its owner can read it (mode 0700). Files of an earlier run move
     to `<out_dir>.1`, `<out_dir>.2` and so on."""
+    unit: Literal["step", "round"] = "step"
+    """What is kept and counted. `step`: one optimizer step. `round`: one `train()`, `fit()` or `with watch(...)` as a whole, as a federated
+    client does between two messages; what is observed is the difference of the weights. All rounds with the same `out_dir` are one audit with
+    one report. The keys about steps (`every_n_steps`, `first_step`, `max_snapshots`) then count rounds."""
+    rounds: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    """Rounds that are planned, with `unit: round`; null if unknown. The audit ends with the last of them. Until then a later process with the
+    same `out_dir` and configuration continues it."""
     every_n_steps: CountOrAuto = "auto"
     """Optimizer steps from one kept step to the next. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at
     least 10 steps apart. It keeps 10 to 19 steps of a run of 20 to 99 steps, and every step of a shorter run. If the length of the run is
@@ -199,6 +206,14 @@ class AuditConfig(BaseModel):
     encrypt_to: tuple[Annotated[str, Field(pattern=r"^age1[0-9a-z]+$")], ...] = ()
     """Public keys (age format) that snapshots are encrypted to. After the run only the private keys open them. Needs the extra
     `leakaudit[encrypt]`."""
+
+    @model_validator(mode="after")
+    def _rounds_are_counted(self) -> AuditConfig:
+        if self.rounds is not None and self.unit != "round":
+            raise ValueError("`rounds` counts rounds, and this audit counts steps: set `unit: round` as well")
+        if self.unit == "round" and self.schedule == "inline":
+            raise ValueError("`unit: round` attacks in a side process: set `schedule` to beside or deferred")
+        return self
 
     @model_validator(mode="after")
     def _full_text_is_asked_for_twice(self) -> AuditConfig:

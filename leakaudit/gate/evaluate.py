@@ -87,6 +87,38 @@ def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") ->
     return _error(policy, now, (problem,), None, run=run)
 
 
+def evaluate_step(results: Results, policy: Policy, step: str, *, now: datetime) -> tuple[Status, str]:
+    """Apply `policy` to one step of an audit.
+
+    The controls of the whole audit count: they show whether this audit finds what there is to find.
+
+    Args:
+        results: the audit so far.
+        policy: the rules; with the default one, which asks for many steps, one step cannot pass.
+        step: id of the step, such as `st-000040`.
+        now: the time of judgement, with time zone.
+
+    Returns:
+        The status, and the sentence of the rule that decides with the reasons. ERROR if the results contradict themselves, INCONCLUSIVE
+        if they do not hold the step.
+    """
+    if problems := (*contradictions(results), *_from_the_future(results, now)):
+        return Status.ERROR, ended(f"The evidence cannot be judged: {problems[0]}")
+    steps = tuple(found for found in results.steps if found.id == step)
+    if not steps:
+        return Status.INCONCLUSIVE, f"The results do not hold step {step}."
+    attempts = tuple(attempt for attempt in results.attempts if attempt.step == step)
+    one = results.model_copy(update={"steps": steps, "attempts": attempts})
+    gaps = _gaps(judge_controls(results, policy), judge_age(results, policy, now)[1], one)
+    due = len(results.run.battery.attacks) * len(results.run.battery.defenses)
+    if len(attempts) < due:
+        gaps = Gaps(
+            (*gaps.sentences, f"{due - len(attempts)} of {due} attempts on the step were not made."), gaps.broken
+        )
+    overall, deciding = _overall(judge_rules(one, policy, SHIPPED, gaps))
+    return overall, " ".join([deciding.sentence, *deciding.reasons])
+
+
 def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) -> Gaps:
     """Collect the problems with the evidence of the whole audit."""
     found = [control.sentence for control in controls if control.state != "ok"]

@@ -270,3 +270,22 @@ def default_policy() -> Policy:
             Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
         ),
     )
+
+
+def round_policy() -> Policy:
+    """Return the built-in policy for one transmission: one round passes or is blocked.
+
+    Nothing may be recovered from it: no whole text, and not every word of the batch. The audit must have been able to find something: an
+    attack that reads texts ran on the round to its end, the update of the round comes from its batch, and the audit found the known text
+    of its control step. One clean round says nothing about the next one: the default policy bounds the rate of leaks over many.
+    """
+    return Policy(
+        schema="leakaudit.policy/1",
+        name="built-in for one round",
+        evidence=EvidencePolicy(min_steps=1),
+        rules=(
+            Rule(id="no-text-verbatim", severity="critical", event="exact_sequence", max_count=0),
+            Rule(id="not-all-words", severity="high", event="all_words", max_count=0),
+            Rule(id="not-most-words", severity="medium", level="warn", event="most_words", max_count=0),
+        ),
+    )

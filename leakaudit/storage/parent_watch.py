@@ -23,6 +23,9 @@ PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
 """Environment variable; not empty if the first line of the worker's input is the private key of the run."""
 
+DETACH = "detach"
+"""Line after which this process continues when its trainer has ended."""
+
 ORPHANED = "orphaned"
 """File in the spool that says that the worker ended with its trainer, so the snapshot's crash count is not increased."""
 
@@ -135,7 +138,7 @@ class ParentWatch:
                 *complete, text = text.split(b"\n")
                 with self._heard:
                     self._lines += [line.decode("ascii", "replace") for line in complete]
-                    self._detached = "detach" in self._lines
+                    self._detached = DETACH in self._lines
                     self._heard.notify_all()
         except OSError:
             return  # no input: only the other sign can be used

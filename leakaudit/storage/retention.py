@@ -19,7 +19,8 @@ from typing import Any
 from leakaudit.errors import LeakAuditError, SpoolError
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
-from leakaudit.storage.spool import STATES, Spool, size_of
+from leakaudit.storage.disk_use import size_of
+from leakaudit.storage.spool import STATES, Spool
 from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
 
 PURGED = "purged.jsonl"

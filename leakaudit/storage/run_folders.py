@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.storage.locks import folder_lock, is_folder_locked
+from leakaudit.storage.participants import anybody_left, lock_of, take_part
+from leakaudit.storage.rounds_file import read_rounds
+from leakaudit.storage.shared_weights import BASES
 from leakaudit.storage.spool import Spool, check_no_link
-from leakaudit.storage.spool_files import LEFT_BY_AUDIT
+from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,93 @@ def allocate_run_folder(
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
         return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
+
+
+def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> tuple[Spool, RunFolder]:
+    """Take part in the audit of rounds in `wanted`, or create a new one there.
+
+    Processes that begin at the same time do this one after another.
+
+    Returns:
+        The spool, whose configuration names the folder, and the folder with a note for the user.
+
+    Raises:
+        RoundError: there is an audit of rounds, and this process cannot take part: its configuration differs, it is complete, or its
+            snapshots are encrypted.
+        SpoolError: `wanted` is a link, or cannot be written.
+        ConfigError: a key for the encryption of snapshots cannot be used.
+    """
+    with folder_lock(wanted.parent):
+        check_no_link(wanted)
+        if (audit := _open_rounds(wanted / "spool")) is not None:
+            _check_same(wanted, audit.config, config)
+            spool = _joined(wanted / "spool")
+            return spool, RunFolder(wanted, f"continues the audit there at round {read_rounds(spool.root).begun}")
+        found = archive_previous(wanted)
+        allocated = config.model_copy(update={"out_dir": found.folder})
+        return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
+
+
+def _joined(root: Path) -> Spool:
+    """Return the spool that another process began, for this one to write into it.
+
+    Raises:
+        RoundError: the file system has no locks, or the spool cannot be written.
+    """
+    spool, _ = Spool.open(root, f"{BASES}-{os.getpid()}")
+    try:
+        descriptor = take_part(root)
+    except OSError as error:
+        raise RoundError(f"{root}: cannot be written ({error.strerror})") from None
+    if descriptor is None:
+        raise RoundError(f"{root}: its file system has no locks, so two processes cannot share it")
+    weakref.finalize(spool, os.close, descriptor)
+    spool.lock = lock_of(root)
+    return spool
+
+
+def _open_rounds(root: Path) -> AuditFile | None:
+    """Return the audit of rounds in a spool if a further round belongs to it.
+
+    It does while some process takes part, and with `rounds` until all of them began.
+
+    Raises:
+        RoundError: it is complete, and processes that took part are still alive.
+    """
+    try:
+        _, audit = Spool.open(root)
+    except (SpoolError, OSError):
+        return None
+    planned = audit.config.rounds
+    if audit.config.unit != "round" or not audit.trainer_is_here():
+        return None
+    alive = anybody_left(root) is True
+    if read_totals(root) is not None or (planned is not None and read_rounds(root).begun >= planned):
+        if alive and planned is not None:
+            raise RoundError(f"all {planned} rounds of the audit in {root.parent} began already (`rounds`)")
+        return None
+    return audit if alive or planned is not None else None
+
+
+def _check_same(folder: Path, there: AuditConfig, mine: AuditConfig) -> None:
+    """Refuse to add a round to an audit of another configuration, or an encrypted one."""
+    check_same_configuration(folder, there, mine)
+    if mine.encrypt_to:
+        raise RoundError(f"the audit in {folder} is encrypted with a key that only its first process has")
+
+
+def check_same_configuration(folder: Path, there: AuditConfig, mine: AuditConfig) -> None:
+    """Refuse to add a round to an audit of another configuration.
+
+    Raises:
+        RoundError: names the keys that differ.
+    """
+    keys = (key for key in AuditConfig.model_fields if key != "out_dir")
+    if differ := [key for key in keys if getattr(there, key) != getattr(mine, key)]:
+        raise RoundError(
+            f"the audit of rounds in {folder} has another configuration ({', '.join(f'`{key}`' for key in differ)}): give this training "
+            "the same configuration, or another `out_dir`"
+        )
 
 
 def archive_previous(wanted: Path) -> RunFolder:

@@ -19,17 +19,25 @@ if TYPE_CHECKING:
     from leakaudit.storage.snapshot_files import Base
 
 BASES = "base"
-"""Name of the folder of shared weights in the spool."""
+"""Name of the folder of shared weights in the spool. Each further process of an audit of rounds has one with its process id at the end."""
 
 
 class SharedWeights:
     """The file of weights that all snapshots of a run have in common."""
 
-    def __init__(self, root: Path) -> None:
-        """Remember the spool's folder; no file is read or written."""
-        self._folder = root / BASES
+    def __init__(self, root: Path, name: str = BASES) -> None:
+        """Remember the spool's folder; no file is read or written.
+
+        Args:
+            root: folder of the spool.
+            name: of the folder of shared weights in it.
+        """
+        self._folder = root / name
         self._base: Base | None = None
         """The file of frozen weights, once it is written."""
+        self._checksums: dict[str, int] = {}
+        """Name -> checksum of each tensor in that file. The rounds of an audit train one model after another, and each may have other
+        frozen weights."""
         self._table: Tensor | None = None
         """(V, D) table of token vectors at the first kept step."""
 
@@ -59,7 +67,8 @@ class SharedWeights:
         if frozen is None or not frozen.tensors:
             return {"weights": weights}
         base = self._written(frozen, recipients)
-        more = {n: tensor for n, tensor in frozen.tensors.items() if n not in base.names and n != table}
+        found = frozen.fingerprints
+        more = {n: t for n, t in frozen.tensors.items() if n != table and self._checksums.get(n) != found[n].checksum}
         own = {**weights, **more}
         if table is not None and table in base.names:
             return {"base": base, "weights": own, **self._changed_rows(table, own)}
@@ -118,4 +127,5 @@ class SharedWeights:
             self.remove()
             raise
         self._base = Base(self._folder / name, digest, frozenset(frozen.tensors))
+        self._checksums = {name: found.checksum for name, found in frozen.fingerprints.items()}
         return self._base

@@ -3,6 +3,7 @@
 On disk a snapshot is a folder (0700) of three or four files (0600):
 
     observed.safetensors    update/<parameter>, weights/<parameter or buffer>
+    sent.safetensors        <parameter> as it was sent, where something changed the update of a round after the training
     base.safetensors        weights/<parameter> that training does not change: one file, linked into every snapshot of a run
     truth.safetensors       <micro-batch>/inputs/<name>, rng/<device>, num_items, options/<name>, kept_back/<name>, pulls/<path>, again
     snapshot.json           everything else, with the digests of these files
@@ -21,8 +22,20 @@ from pathlib import Path
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from leakaudit.client.local_steps import delta_divisor, weight_difference
 from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.snapshot import BASE, MANIFEST, OBSERVED, SCHEMA, TRUTH, Manifest, Snapshot, without_retired_keys
+from leakaudit.client.snapshot import (
+    BASE,
+    MANIFEST,
+    OBSERVED,
+    SCHEMA,
+    SENT,
+    TRUTH,
+    Manifest,
+    SentUpdate,
+    Snapshot,
+    without_retired_keys,
+)
 from leakaudit.client.truth import Truth, reading_of
 from leakaudit.errors import SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.files.strict_json import parse_json, read_bounded
@@ -184,16 +197,32 @@ def read_snapshot(
     """
     manifest = read_manifest(folder)
     tensors = _read_files(folder, manifest, identities)
+    observation = _observation(folder, manifest, tensors, build or build_model)
     return Snapshot(
         parts=manifest.parts,
         sketches=below("sketch/", tensors[OBSERVED]),
-        observation=_observation(folder, manifest, tensors, build or build_model),
+        observation=observation,
         truth=truth_of(tensors[TRUTH], reading_of(manifest.facts)),
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
         checked=manifest.checked,
+        sent=None if manifest.sent is None else _sent(manifest.sent, tensors[SENT], observation, folder),
     )
+
+
+def _sent(facts: SentUpdate, weights: Mapping[str, Tensor], produced: Observation, folder: Path) -> Observation:
+    """Return what was sent: the difference of the weights before and those that were sent."""
+    wrong = [n for n, w in weights.items() if n not in produced.update or w.shape != produced.update[n].shape]
+    if wrong or not weights:
+        raise SnapshotDamagedError(
+            f"{folder / SENT}: {len(wrong)} of {len(weights)} sent weights are none of the round's"
+        )
+    check_update(weights, str(folder / SENT))
+    before = {n: parameter.detach() for n, parameter in produced.model.named_parameters() if n in weights}
+    update = weight_difference(before, weights, delta_divisor(produced.facts))
+    check_finite(update)
+    return produced.sent_as(update, facts.defenses)
 
 
 def _read_files(folder: Path, manifest: Manifest, identities: Sequence[str]) -> dict[str, dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 It is bounded and private. It stays consistent if trainer or worker are killed at any moment.
 
     000120.tmp/      the trainer is writing it
+    000120.held/     a complete round, until somebody says what was sent of it
     000120.ready/    complete and waiting
     000120.run/      claimed by the worker
     000120.kept/     audited, kept because the configuration says so
@@ -12,7 +13,8 @@ It is bounded and private. It stays consistent if trainer or worker are killed a
     battery.json     the attempts that the worker makes on each snapshot
     finished.json    totals of the trainer, written when it has finished
     hold.json        no snapshot of the spool may be removed; inside a snapshot: this snapshot may not be removed
-    trainer.lock     the trainer holds this lock until it ends
+    rounds.json      counts of an audit of rounds
+    trainer.lock     the trainer holds this lock until it ends; further processes of an audit of rounds hold trainer-<process id>.lock
     worker.lock      the worker holds this lock until it ends
 
 One rename passes a snapshot from one process to the other. Snapshots wait for their attacks in a queue; `max_spool_gb` bounds their total
@@ -35,13 +37,17 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
 from leakaudit.storage.locks import create_locked, file_lock, is_locked
+from leakaudit.storage.participants import anybody_left
+from leakaudit.storage.rounds_file import totals_of_planned
 from leakaudit.storage.shared_weights import BASES, SharedWeights
 from leakaudit.storage.snapshot_queue import SnapshotQueue
 from leakaudit.storage.spool_files import (
     AUDIT_FILE,
     FINISHED,
+    HELD,
     LEFT_BY_AUDIT,
     REASON,
     AuditFile,
@@ -60,6 +66,7 @@ WORKER_LOCK = "worker.lock"
 
 STATES = {
     ".tmp": "being written",
+    ".held": "waiting for what was sent",
     ".ready": "waiting",
     ".run": "under attack",
     ".kept": "kept",
@@ -74,7 +81,7 @@ DEVICE_VARIABLE = "LEAKAUDIT_TRAINER_DEVICE"
 class Spool:
     """One spool folder, as the trainer or the worker uses it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, bases: str = BASES) -> None:
         """Remember the folder; no file is read or written."""
         self.root = root
         self.config = AuditConfig()
@@ -82,7 +89,11 @@ class Spool:
         self.queue = SnapshotQueue(root)
         self.keys: EncryptionKeys | None = None
         """Keys to which the trainer encrypts; None if snapshots are not encrypted, and always None in the worker."""
-        self._shared = SharedWeights(root)
+        self.holds = False
+        """Whether this process writes snapshots that are held until somebody says what was sent of them."""
+        self.lock = root / TRAINER_LOCK
+        """The lock of this process, if it is a trainer."""
+        self._shared = SharedWeights(root, bases)
 
     @classmethod
     def create(cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> Spool:
@@ -129,13 +140,17 @@ class Spool:
             weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def open(cls, root: Path) -> tuple[Spool, AuditFile]:
+    def open(cls, root: Path, bases: str = BASES) -> tuple[Spool, AuditFile]:
         """Open a spool that a trainer made.
+
+        Args:
+            root: its folder.
+            bases: name of the folder of shared weights, if this process writes snapshots.
 
         Raises:
             SpoolError: there is no spool, it belongs to somebody else, or its audit.json cannot be read.
         """
-        spool = cls(root)
+        spool = cls(root, bases)
         if not (root / AUDIT_FILE).is_file():
             raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
         _check_ours(root)
@@ -145,7 +160,7 @@ class Spool:
 
     def snapshot_folder(self, step: int) -> Path:
         """Return the folder to which a snapshot of `step` is written."""
-        return self.root / f"{step:06d}.ready"
+        return self.root / f"{step:06d}{HELD if self.holds else '.ready'}"
 
     def write(self, step: int, *, frozen: FrozenWeights | None = None, table: str | None = None, **parts: Any) -> None:
         """Write a snapshot, encrypted if the audit's configuration says so.
@@ -171,7 +186,7 @@ class Spool:
 
         A worker that has claimed it finds that it is missing.
         """
-        for suffix in (".ready", ".run"):
+        for suffix in (HELD, ".ready", ".run"):
             shutil.rmtree(self.snapshot_folder(step).with_suffix(suffix), ignore_errors=True)
 
     def lacks(self, needed: int) -> str:
@@ -188,11 +203,7 @@ class Spool:
 
     def used_bytes(self) -> int:
         """Return the size of all snapshots; a file that several of them share counts once."""
-        found = {}
-        for folder in (*self.entries(), self.root / BASES):
-            for stat in _stats_in(folder):
-                found[stat.st_dev, stat.st_ino] = stat.st_size
-        return sum(found.values())
+        return bytes_in((*self.entries(), *self.root.glob(f"{BASES}*")))
 
     def free_bytes(self) -> int:
         """Return the free bytes of the file system; 0 if the spool was removed."""
@@ -208,7 +219,7 @@ class Spool:
 
     def totals(self) -> Totals | None:
         """Return the trainer's totals once it has finished, else None."""
-        return read_totals(self.root)
+        return read_totals(self.root) or totals_of_planned(self.root, self.config.rounds)
 
     def discard(self) -> None:
         """Remove a spool without snapshots, and the audit's folder if it is empty."""
@@ -229,7 +240,7 @@ class Spool:
 
     def waiting(self) -> int:
         """Return how many snapshots are complete and not yet audited."""
-        return sum(path.suffix in (".ready", ".run") for path in self.entries())
+        return sum(path.suffix in (HELD, ".ready", ".run") for path in self.entries())
 
     def attended(self) -> bool:
         """Return whether any worker holds the spool."""
@@ -238,10 +249,12 @@ class Spool:
     def trainer_gone(self, audit: AuditFile) -> bool:
         """Return whether the trainer has ended: its process id or its lock is free.
 
-        False on another host, where this cannot be found out.
+        All trainers of an audit of rounds must have ended. False on another host, where this cannot be found out.
         """
         if not audit.trainer_is_here():
             return False
+        if audit.config.unit == "round" and (anybody := anybody_left(self.root)) is not None:
+            return not anybody
         return audit.trainer_is_gone() or is_locked(self.root / TRAINER_LOCK) is False
 
     def under_way(self) -> bool:
@@ -360,25 +373,6 @@ def keep_private(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def size_of(snapshot: Path) -> int:
-    """Return the number of bytes that are freed if a snapshot is removed.
-
-    Files that other snapshots share do not count.
-    """
-    return sum(stat.st_size for stat in _stats_in(snapshot) if stat.st_nlink == 1)
-
-
-def _stats_in(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the `stat` result of each file in a folder.
-
-    Files that somebody removes meanwhile are left out.
-    """
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                yield path.stat()
 
 
 def check_no_link(folder: Path) -> None:

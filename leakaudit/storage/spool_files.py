@@ -22,6 +22,9 @@ FINISHED = "finished.json"
 HOLD = "hold.json"
 """File that says that a snapshot, or a whole spool, must not be removed."""
 
+HELD = ".held"
+"""Suffix of the folder of a round until somebody says what was sent of it."""
+
 REASON = "reason.json"
 """File in a snapshot that was set aside, with the reason."""
 

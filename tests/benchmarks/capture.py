@@ -28,8 +28,9 @@ from typing import Any
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
+from leakaudit.capture.run import AuditRun
 from leakaudit.models.lora import add_lora
-from leakaudit.storage.spool import size_of
+from leakaudit.storage.disk_use import size_of
 from tests.support import tiny
 
 SHAPES = {
@@ -133,7 +134,7 @@ class Written:
 def unkept(watched: Watch, times: int = 10_000) -> float:
     """Return the seconds that the hooks of one step take that is not due."""
     run = watched._run
-    assert run is not None
+    assert isinstance(run, AuditRun)
     run.plan = replace(run.plan, every=10**9)
     watched._counter.number = 1
     start = time.perf_counter()

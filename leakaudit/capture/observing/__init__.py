@@ -8,6 +8,7 @@ __all__ = [
     "calls",
     "entry_sample",
     "forward_hooks",
+    "local_optimizer",
     "optimizer_hooks",
     "optimizer_step",
     "optimizers",

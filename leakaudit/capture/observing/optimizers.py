@@ -24,7 +24,7 @@ because some wrappers delegate every attribute. Other wrappers are recognized by
 
 WAYS_OUT = "give the audit all optimizers, `watch(model, [a, b])`, or call `requires_grad_(False)` on parameters that none of them moves"
 
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+STEP_WRAPPER = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 """Code of the function in which torch wraps the `step` of every class of optimizers; it calls the hooks."""
 
 
@@ -157,7 +157,7 @@ def steps_on_the_stack(optimizer: Any) -> int:
     """Return how many calls of an optimizer's `step` are running in this thread."""
     running, frame = 0, sys._getframe(1)
     while frame.f_back is not None:
-        running += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+        running += frame.f_code is STEP_WRAPPER and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return running
 

@@ -96,6 +96,10 @@ class BackgroundWriter:
             error,
         )
 
+    def blocked_since(self, start: float) -> None:
+        """Count the seconds of the training thread since it entered the recorder."""
+        self.counters.blocked_s += time.perf_counter() - start
+
     def writing(self) -> bool:
         """Return whether a kept step is still being written."""
         return self.thread is not None and self.thread.is_alive()

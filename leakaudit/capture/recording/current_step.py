@@ -8,6 +8,8 @@ torch and the training loop cause these events, in this order:
    several optimizers; at the others, gradients that changed since are copied again.
 4. `after_step`: the movement of the weights is compared with the copy. After the last optimizer the writer gets the step.
 
+A round of local steps is copied before its first one, and its difference of weights after its last one, or at `end_round`.
+
 A forward pass between the steps of two optimizers begins the step again, because some weights moved before that pass.
 """
 
@@ -28,6 +30,7 @@ from leakaudit.capture.recording.background_writer import BackgroundWriter
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.local_gradients import LocalGradients
 from leakaudit.capture.recording.pass_recorder import PassRecorder
+from leakaudit.capture.recording.round_recorder import RoundRecorder
 from leakaudit.capture.recording.step_keeper import StepKeeper
 from leakaudit.capture.recording.step_recording import CopiedStep, StepRecording
 from leakaudit.capture.recording.step_tensors import Observe
@@ -51,7 +54,7 @@ class CurrentStep:
         writer: BackgroundWriter,
         *,
         observe: Observe,
-        local_steps: int,
+        rounds: RoundRecorder | None,
         failed: Callable[[Exception], None],
     ) -> None:
         """Prepare; nothing is hooked before `hooks.install`.
@@ -63,7 +66,7 @@ class CurrentStep:
             keeper: copies a recorded step and passes it to the writer.
             writer: counts what was kept.
             observe: what the client sends.
-            local_steps: optimizer steps that make one `delta`.
+            rounds: records the local steps of a round; None where `observe` is not `delta`.
             failed: called with each exception that is raised in an entry.
         """
         self._model = model
@@ -72,7 +75,7 @@ class CurrentStep:
         self._keeper = keeper
         self._writer = writer
         self._observe = observe
-        self._local_steps = local_steps
+        self._rounds = rounds
         self._fail = failed
         self.hooks = OptimizerHooks(model.optimizers, self.before_step, self.after_step)
         self._local = LocalGradients(model, lambda: None if self._recording is None else self._recording.local, failed)
@@ -134,7 +137,7 @@ class CurrentStep:
             self.hooks.come_last()
             self.hooks.rounds.restart()
         self._passes.add_pass(recording, seen)
-        self._writer.counters.blocked_s += time.perf_counter() - start
+        self._writer.blocked_since(start)
 
     def backward_arrives(self, seen: ForwardPass, number: int) -> None:
         """Note that a backward pass reaches a forward pass."""
@@ -151,11 +154,7 @@ class CurrentStep:
         self._recording = StepRecording(found.recording.step, found.recording.manifest, restarts=restarts)
         self._keeper.answer.owe(found.recording.step, restarts)
         if restarts == MOST_RESTARTS:
-            reason = f"in {MOST_RESTARTS} attempts a forward pass began before {found.missing(self._model.optimizers)}"
-            self._writer.not_kept(
-                found.recording.step,
-                SnapshotError(f"{reason}; the audit needs all optimizers to step without a forward pass between them"),
-            )
+            self._writer.not_kept(found.recording.step, found.restarted(restarts, self._model.optimizers))
 
     # ------------------------------------------------------------------ before an optimizer steps
 
@@ -191,13 +190,13 @@ class CurrentStep:
 
     def _copy(self, optimizer: Any) -> None:
         """Copy the gradients that the optimizer got; always answer the other processes."""
-        start = time.perf_counter()
-        recording = self._recording
+        start, recording = time.perf_counter(), self._recording
         try:
             if self._copied is not None:
                 self._join(self._copied, optimizer)
-            elif recording is not None and self._observe == "delta":
-                self._passes.note_local_step(recording)
+            elif recording is not None and self._rounds is not None:
+                if not self._rounds.goes_on(recording):
+                    self._close()
             elif recording is not None:
                 self._finish(recording, start)
                 if self._copied is not None:
@@ -206,7 +205,14 @@ class CurrentStep:
             self._keeper.answer.refuse()
             if self.stopped:
                 self._unhook()
-            self._writer.counters.blocked_s += time.perf_counter() - start
+            self._writer.blocked_since(start)
+
+    def end_round(self) -> None:
+        """End a round of unknown length; drop it if it had no local step."""
+        if self._recording is None or not self._recording.steps_done:
+            self.cancel()
+        else:
+            self._finish(self._recording, time.perf_counter())
 
     def _join(self, found: CopiedStep, optimizer: Any) -> None:
         """Continue a copied step at its next optimizer; copy changed gradients again."""
@@ -250,21 +256,18 @@ class CurrentStep:
             return
         optimizer = self.hooks.base_of(optimizer)
         self.hooks.come_last(after_step=True)
-        start = time.perf_counter()
-        recording = self._recording
+        start, recording = time.perf_counter(), self._recording
         if self._copied is not None:
             self._stepped(self._copied, optimizer)
         elif recording is not None and id(optimizer) in recording.ignored:
             return
-        elif self._observe != "delta":
+        elif self._rounds is None:
             self._keeper.answer.refuse()
             if recording is not None:
                 self.cancel()
-        elif recording is not None:
-            recording.steps_done += 1
-            if recording.steps_done == self._local_steps:
-                self._finish(recording, start)
-        self._writer.counters.blocked_s += time.perf_counter() - start
+        elif recording is not None and self._rounds.is_over(recording):
+            self._finish(recording, start)
+        self._writer.blocked_since(start)
 
     def _stepped(self, found: CopiedStep, optimizer: Any) -> None:
         """Check what one optimizer did; after the last one, give the step to the writer."""

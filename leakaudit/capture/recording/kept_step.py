@@ -58,8 +58,8 @@ class KeptStep:
 
     @property
     def bytes(self) -> int:
-        """Size of its update and weights, without the frozen ones."""
-        tensors = [*self.update.values(), *self.weights.values()]
+        """Size of update, weights and optimizer's state, without the frozen weights."""
+        tensors = [*self.update.values(), *self.weights.values(), *self.truth.optimizer_state.values()]
         if self.part is not None:
             tensors += [
                 *self.part.sketches.values(),

@@ -46,6 +46,10 @@ class LiveModel:
         moving = self.moving_ids()
         return [(plain_name(name), p) for name, p in self.module.named_parameters() if id(p) in moving]
 
+    def names(self) -> dict[int, str]:
+        """Return the names of these parameters by their identities."""
+        return {id(parameter): name for name, parameter in self.trained()}
+
     def persistent_buffers(self) -> dict[str, Tensor]:
         """Return the persistent buffers by name, tied ones once."""
         buffers = ((plain_name(name), buffer) for name, buffer in self.module.named_buffers())

@@ -70,14 +70,6 @@ class PassRecorder:
             recording.before = {name: _copy(p) for name, p in self._model.trained()}
         recording.seen_weights.append((seen, EntrySample.of(recording.moving)))
 
-    def note_local_step(self, recording: StepRecording) -> None:
-        """Copy the weights before the first local step, and mark its passes as stepped."""
-        for seen in recording.passes:
-            seen.stepped = seen.backward is not None
-        if not recording.before:
-            before = {name: _copy(w) for name, w in self._model.state().items()}
-            recording.before = {name: recording.buffers.get(name, w) for name, w in before.items()}
-
     def add_backward(self, recording: StepRecording, seen: ForwardPass, backward: int) -> None:
         """Note that a backward pass reaches a forward pass; drop passes that were zeroed.
 

@@ -13,6 +13,7 @@ be written is counted, and any other exception is logged once and ends the recor
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from leakaudit.capture.recording.in_place_check import InPlaceCheck, called_in_p
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.pass_recorder import PassRecorder
+from leakaudit.capture.recording.round_recorder import RoundRecorder
 from leakaudit.capture.recording.step_copier import StepCopier
 from leakaudit.capture.recording.step_keeper import StepKeeper
 from leakaudit.capture.recording.step_tensors import Observe, TensorSelection
@@ -53,8 +55,7 @@ class Recorder:
         scaler: Any = None,
         peers: ProcessGroup | None = None,
         observe: Observe = "update",
-        local_steps: int = 1,
-        learning_rate: float | None = None,
+        local_steps: int | None = 1,
         max_bytes: float = float("inf"),
         convert_pass: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
         complete_manifest: Callable[[Manifest], Manifest] = lambda manifest: manifest,
@@ -72,8 +73,7 @@ class Recorder:
             scaler: the `GradScaler`, where the optimizer's wrappers do not hold it.
             peers: the processes of a distributed run.
             observe: what the client sends.
-            local_steps: K optimizer steps that make one `delta`.
-            learning_rate: of these steps.
+            local_steps: K optimizer steps that make one `delta`; None if `end_round` says when a round is over.
             max_bytes: a step whose copies are larger than this is not recorded.
             convert_pass: converts a recorded forward pass to the audited model's inputs; may refuse the step.
             complete_manifest: adds the facts that are known only when the optimizer steps, such as scheduled noise.
@@ -87,12 +87,7 @@ class Recorder:
         self._model = LiveModel(model, base_optimizers(optimizer))
         self.writer = BackgroundWriter(write, self._fail)
         self.buffers = CopyBuffers(peers, always_pooled=observe == "delta")
-        self._selection = TensorSelection(
-            self._model,
-            observe,
-            delta_scale=(learning_rate or 1.0) * local_steps,
-            holds_copies=self.buffers.held_here,
-        )
+        self._selection = TensorSelection(self._model, observe, holds_copies=self.buffers.held_here)
         self._forwards = ForwardHooks(
             called,
             lambda seen: self.current.forward_begins(seen),
@@ -125,7 +120,6 @@ class Recorder:
             self.writer,
             group=peers,
             observe=observe,
-            local_steps=local_steps,
             withdraw=withdraw,
         )
         self.current = CurrentStep(
@@ -135,7 +129,9 @@ class Recorder:
             keeper,
             self.writer,
             observe=observe,
-            local_steps=local_steps,
+            rounds=RoundRecorder(self._model, self._selection, self.buffers, self.writer, local_steps=local_steps)
+            if observe == "delta"
+            else None,
             failed=self._fail,
         )
 
@@ -202,6 +198,16 @@ class Recorder:
         if not self.disabled:
             self._forwards.due_again = False
             self.current.start(step, manifest)
+
+    @entry
+    def end_round(self) -> None:
+        """End a round whose number of local steps was not known (`local_steps=None`).
+
+        The recorded round is kept with the local steps that were taken. Without any, nothing is kept. Nothing happens if none is recorded.
+        """
+        start = time.perf_counter()
+        self.current.end_round()
+        self.writer.blocked_since(start)
 
     def cancel(self) -> None:
         """Drop what was recorded of a step that did not end."""

@@ -10,7 +10,6 @@ from torch import nn
 from leakaudit.capture.array_batches import array_pass
 from leakaudit.capture.describe import RunDescription
 from leakaudit.capture.notify import notify
-from leakaudit.capture.observing.optimizers import base_optimizers
 from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.capture.recording.step_writer import StepWriter
 from leakaudit.config.audit import AuditConfig
@@ -32,17 +31,15 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
         description: of the run.
     """
     trainer, model = description.trainer, description.model
-    rate = base_optimizers(trainer.optimizer)[0].param_groups[0]["lr"] if trainer.observe == "delta" else None
     recorder = Recorder(
         model,
         trainer.optimizer,
-        StepWriter(spool, description.fit.foreign, poisson=description.private is not None),
+        StepWriter(spool, description.fit.foreign, config.unit, poisson=description.private is not None),
         called=trainer.loop_calls,
         scaler=trainer.scaler,
         peers=trainer.peers,
         observe=trainer.observe,
         local_steps=trainer.local_steps,
-        learning_rate=None if rate is None else float(rate),
         max_bytes=config.max_spool_gb * 1e9,
         complete_manifest=description.with_current_defenses,
         unsaved_buffers=description.fit.unlike,

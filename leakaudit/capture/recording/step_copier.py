@@ -70,15 +70,21 @@ class StepCopier:
         """
         tensors = self._selection.of(recording)
         manifest = self._complete_manifest(recording.manifest)
+        if recording.round is not None:
+            manifest = recording.round.completed(manifest)
         result = self._check.run(recording, passes, truth, manifest, tensors)
         if any(p.counts_all_outputs for p in passes):
             truth = self.truth_of(recording, passes)  # the check found that more gradients count
         if self._selection.parts is not None:
             tensors = tensors.reduced_to(self._selection.parts)
-        copies, ready = self._buffers.copy(tensors.sources(), on_gpu=self._model.on_gpu())
-        if not self._buffers.held_here:
-            return None
-        tensors = tensors.copied(copies)
+        if recording.round is None:
+            copies, ready = self._buffers.copy(tensors.sources(), on_gpu=self._model.on_gpu())
+            if not self._buffers.held_here:
+                return None
+            tensors = tensors.copied(copies)
+        else:
+            update, ready = recording.round.difference(dict(self._model.trained()), manifest, self._buffers)
+            tensors = replace(tensors, update=update)
         return KeptStep(
             step=recording.step,
             update=tensors.update,

@@ -35,7 +35,6 @@ class StepKeeper:
         *,
         group: ProcessGroup | None,
         observe: Observe,
-        local_steps: int,
         withdraw: Callable[[int], None],
     ) -> None:
         """Prepare.
@@ -49,7 +48,6 @@ class StepKeeper:
             writer: writes a copied step.
             group: the processes of a distributed run.
             observe: what the client sends.
-            local_steps: optimizer steps that make one `delta`.
             withdraw: removes a written step, by its number.
         """
         self._model = model
@@ -61,7 +59,6 @@ class StepKeeper:
         self._group = group
         self.answer = EndOfStepAnswer(group)
         self._observe = observe
-        self._local_steps = local_steps
         self._withdraw = withdraw
         self._confirmed = False
         """Whether one step was observed to its end, and its optimizers moved the weights by what was copied."""
@@ -85,9 +82,12 @@ class StepKeeper:
         Raises:
             SnapshotError: the step would not be what the client sends, or too much of it would have to be held.
         """
-        recording.parameters = self._model.parameters()
+        if recording.round is None:
+            recording.parameters = self._model.parameters()
         self._check(recording)
         self._watch_forward_if_unseen(recording)
+        if recording.round is not None:
+            recording.round.check()
         passes = recording.counted_passes()
         truth = self.copier.truth_of(recording, passes)
         too_large = any(p.too_large for p in passes)
@@ -107,7 +107,7 @@ class StepKeeper:
         if kept is None:
             return CopiedStep(recording)
         found = CopiedStep(recording, kept=kept, notes=[self._passes.note_on_weights(recording, passes)])
-        if self._observe == "delta":
+        if recording.round is not None:
             self._hand_over(kept, found.notes)
             return None
         return found
@@ -118,12 +118,6 @@ class StepKeeper:
         Raises:
             SnapshotError: says what was found and what to do.
         """
-        local_steps = sum(p.stepped for p in recording.passes)
-        if self._observe == "delta" and local_steps != self._local_steps:
-            raise SnapshotError(
-                f"its {self._local_steps} local steps were made of {local_steps} micro-batches; "
-                "the audit needs one micro-batch in every local step"
-            )
         if recording.problem:
             raise SnapshotError(recording.problem)
         if torch._C._current_graph_task_id() != -1:

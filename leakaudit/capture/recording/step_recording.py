@@ -14,8 +14,10 @@ from leakaudit.capture.observing.forward_hooks import ForwardPass
 from leakaudit.capture.observing.optimizer_step import OptimizerStep
 from leakaudit.capture.observing.withheld_inputs import assign_labels
 from leakaudit.capture.recording.kept_step import KeptStep
+from leakaudit.capture.recording.local_round import LocalRound
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch, Truth
+from leakaudit.errors import SnapshotError
 
 
 @dataclass
@@ -36,8 +38,9 @@ class StepRecording:
     local: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
     before: dict[str, Tensor] = field(default_factory=dict)
-    """Copies of the weights: before the first local step if `observe` is `delta`, or at the first forward pass if an earlier step showed
-    that the weights change within a step. Empty otherwise."""
+    """Copies of the weights at the first forward pass, if an earlier step showed that the weights change within a step. Empty otherwise."""
+    round: LocalRound | None = None
+    """The local steps of a round; None where `observe` is not `delta`, and before the first local step."""
     steps_done: int = 0
     """Local steps that the optimizer has made."""
     loss_scale: float = 1.0
@@ -60,7 +63,7 @@ class StepRecording:
 
         Two passes over the same examples are marked as one batch.
         """
-        passes = [p for p in self.passes if p.backward is not None]
+        passes = [p for p in self.passes if p.backward is not None] if self.round is None else self.round.passes
         for number, seen in enumerate(passes):
             seen.repeated_pass = any(
                 _same_examples(seen, p)
@@ -77,7 +80,8 @@ class StepRecording:
             passes: those that the update comes from.
             convert: what is done with each micro-batch; it may refuse the step.
         """
-        return Truth(tuple(convert(_micro_batch(seen, self.loss_scale)) for seen in passes))
+        state = {} if self.round is None else self.round.state
+        return Truth(tuple(convert(_micro_batch(seen, self.loss_scale)) for seen in passes), optimizer_state=state)
 
 
 @dataclass
@@ -102,6 +106,13 @@ class CopiedStep:
         """Name the optimizers that have not stepped yet, as the end of a sentence."""
         left = [type(one).__name__ for one in optimizers if id(one) not in self.stepped]
         return f"{' and '.join(left)} had stepped"
+
+    def restarted(self, attempts: int, optimizers: Sequence[torch.optim.Optimizer]) -> SnapshotError:
+        """Return why a step that begins again and again is not kept."""
+        return SnapshotError(
+            f"in {attempts} attempts a forward pass began before {self.missing(optimizers)}; the audit needs all optimizers to step without a "
+            "forward pass between them"
+        )
 
 
 def _same_examples(one: ForwardPass, two: ForwardPass) -> bool:

@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from leakaudit.capture.observing.local_optimizer import has_stepped
 from leakaudit.capture.observing.optimizers import parameters_of
 from leakaudit.capture.recording.copies import Source, stored_dtype
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.part_of_step import PartOfStep
 from leakaudit.capture.recording.sketch import BUCKETS
 from leakaudit.capture.recording.step_recording import StepRecording
+from leakaudit.client.local_steps import state_tensors
 from leakaudit.models.first_blocks import Parts
 from leakaudit.storage.frozen_weights import FrozenWeights
 
@@ -74,18 +76,16 @@ class StepTensors:
 class TensorSelection:
     """The selection of a step's update, and of the weights that it belongs to."""
 
-    def __init__(self, model: LiveModel, observe: Observe, *, delta_scale: float, holds_copies: bool) -> None:
+    def __init__(self, model: LiveModel, observe: Observe, *, holds_copies: bool) -> None:
         """Prepare.
 
         Args:
             model: the live model.
             observe: what the client sends.
-            delta_scale: divisor of a difference of weights: the learning rate times the number of local steps.
             holds_copies: whether this process is the one that keeps the step.
         """
         self._model = model
         self._observe = observe
-        self._delta_scale = delta_scale
         self._holds_copies = holds_copies
         self._frozen: FrozenWeights | None = None
         """Parameters that were in no optimizer at the first kept step and have not changed since."""
@@ -93,20 +93,27 @@ class TensorSelection:
         """What of a step is kept; None for everything."""
 
     def of(self, recording: StepRecording) -> StepTensors:
-        """Return references to the update and the weights before the step."""
+        """Return references to the update and the weights before the step.
+
+        The update of a round is not in them: see `LocalRound.difference`.
+        """
+        if recording.round is not None:
+            return StepTensors({}, recording.round.weights, recording.round.frozen, {})
         moving, parameters = self._model.moving_ids(), recording.parameters
-        if self._observe == "delta":
-            before = recording.before
-            moved = {n: (before[n] - p.detach()).float() / self._delta_scale for n, p in parameters if id(p) in moving}
-            return StepTensors(moved, before, None, self._scales(recording))
         if self._observe == "local":
             update = {name: g / recording.loss_scale for name, g in recording.local.items()}
         else:
             update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in moving}
-        frozen = self._still_frozen((name, p) for name, p in parameters if id(p) not in moving)
-        weights = {name: p.detach() for name, p in parameters if name not in frozen.tensors}
+        weights, frozen = self.before_round(recording)
+        return StepTensors(update, {**weights, **recording.before}, frozen, self._scales(recording))
+
+    def before_round(self, recording: StepRecording) -> tuple[dict[str, Tensor], FrozenWeights]:
+        """Return references to the weights that a step may change, and to all others."""
+        moving = self._model.moving_ids()
+        frozen = self._still_frozen((name, p) for name, p in recording.parameters if id(p) not in moving)
+        weights = {name: p.detach() for name, p in recording.parameters if name not in frozen.tensors}
         buffers = {n: b for n, b in recording.buffers.items() if n in self._model.persistent}
-        return StepTensors(update, weights | buffers | recording.before, frozen, self._scales(recording))
+        return weights | buffers, frozen
 
     def _scales(self, recording: StepRecording) -> dict[str, Tensor]:
         """Return the scale that some gradients still contain, by parameter name.
@@ -136,16 +143,27 @@ class TensorSelection:
         parts = self.parts
         for name, parameter in self._model.trained():
             if parts is None or name in parts.updates:
-                yield f"u/{name}", Source(parameter, stored_dtype(parameter.dtype))
+                yield f"u/{name}", Source(parameter, self._update_dtype(parameter))
             if parts is None or name in parts.weights:
                 yield f"w/{name}", Source(parameter, parameter.dtype)
         for name, buffer in self._model.persistent_buffers().items():
             yield f"w/{name}", Source(buffer, buffer.dtype)
+        for name, value in self._optimizer_state().items():
+            yield f"o/{name}", Source(value, value.dtype)
+
+    def _update_dtype(self, parameter: Tensor) -> torch.dtype:
+        return torch.float32 if self._observe == "delta" else stored_dtype(parameter.dtype)
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        """Return the moments that a round would go on from now; empty if there are none."""
+        if self._observe != "delta" or not has_stepped(self._model.optimizers[0], self._model.names()):
+            return {}
+        return state_tensors(self._model.optimizers[0], self._model.names())
 
     def bytes_of_a_step(self) -> int:
         """Return the size of the copies of one step, in bytes.
 
-        The copies are the trained weights, their update and the persistent buffers. If only parts are kept, rows of the word embedding are
+        The copies are the trained weights, their update, the persistent buffers and, for a round, the optimizer's moments. If only parts are kept, rows of the word embedding are
         not counted, because their number depends on the tokens of the batch.
         """
         sketches = 0 if self.parts is None else sum(4 * min(BUCKETS, p.numel()) for _, p in self._model.trained())
@@ -154,8 +172,8 @@ class TensorSelection:
     def bytes_to_write(self) -> int:
         """Return what the next kept step takes on the disk, in bytes.
 
-        This includes the frozen weights if the step is the first one. With `delta`, every step includes them.
+        This includes the frozen weights if the step is the first one.
         """
         moving = self._model.moving_ids()
         frozen = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if id(p) not in moving)
-        return self.bytes_of_a_step() + (frozen if self._frozen is None or self._observe == "delta" else 0)
+        return self.bytes_of_a_step() + (frozen if self._frozen is None else 0)

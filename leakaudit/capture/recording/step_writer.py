@@ -37,6 +37,8 @@ class StepWriter:
     spool: Spool
     foreign: frozenset[str]
     """Names of tensors of the live model that the rebuilt model will not have."""
+    unit: str = "step"
+    """What is kept, for the user: `step` or `round`."""
     poisson: bool = False
     """Whether the optimizer is one of Opacus. If a draw is empty, loaders of Opacus make up a batch, which is nobody's data."""
 
@@ -59,7 +61,9 @@ class StepWriter:
         recipe = _recipe(kept, [loose, uneven])
         facts = self._facts(kept, recipe, bound, divisor)
         self._write(kept, _manifest(kept, recipe, facts))
-        notify(f"kept step {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)")
+        notify(
+            f"kept {self.unit} {kept.step} ({len(kept.update)} updates, copied in {kept.copy_seconds * 1000:.0f} ms)"
+        )
 
     def _facts(self, kept: KeptStep, recipe: StepRecipe, bound: int | None, divisor: float | None) -> PublicFacts:
         """Return the public facts with what the step showed.

@@ -3,4 +3,4 @@
 This package may import what `capture` may.
 """
 
-__all__ = ["environment", "process", "progress", "restarts", "wait"]
+__all__ = ["environment", "inline_attacks", "process", "progress", "restarts", "shared_process", "wait"]

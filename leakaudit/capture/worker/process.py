@@ -17,11 +17,12 @@ from leakaudit.capture.notify import notify
 from leakaudit.capture.outcome import outcome
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker.environment import clean_environment
+from leakaudit.capture.worker.inline_attacks import InlineAttacks
 from leakaudit.capture.worker.restarts import Restarts
 from leakaudit.capture.worker.wait import wait_for_attacks
 from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
-from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE, yield_processor
+from leakaudit.storage.parent_watch import DETACH, KEY_VARIABLE, PARENT_VARIABLE, yield_processor
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
 
 GRACE_SECONDS = 60.0
@@ -52,9 +53,7 @@ class SideProcess:
         self._spool = spool
         self._log = spool.root.parent / "worker.log"
         self._trainer_device = trainer_device
-        self._model = model
-        self._inline: Any = None
-        """The audit in this process, where the configuration asks for it."""
+        self._inline = InlineAttacks(spool, model)
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = Restarts()
         self._owner = os.getpid()
@@ -92,7 +91,7 @@ class SideProcess:
         """
         schedule = self._spool.config.schedule
         if schedule == "inline":
-            self._attack_inline()
+            self._inline.catch_up()
         if schedule == "inline" or (self._training and schedule == "deferred"):
             return False
         if self._process is not None and self._process.poll() is None:
@@ -114,31 +113,23 @@ class SideProcess:
             self._give_up("the side process cannot work with this configuration")
         return self._restarts.through(code)
 
-    def _attack_inline(self) -> None:
-        """Attack the waiting steps in this process, while training stands still."""
-        if self._inline is None:
-            from leakaudit.audit.inline import InlineAudit
-
-            notify(
-                "attacks run in the training process, which waits for them (`schedule: inline`); a model that says how it is made "
-                "(`leakaudit.models.factories.rebuilt_by`) can be attacked beside training"
-            )
-            self._inline = InlineAudit(self._spool, self._model)
-        self._inline.catch_up()
-
     # ------------------------------------------------------------------ the end of training
+
+    def end_training(self) -> None:
+        """Give the worker the processor, and start it even if it should not run beside training."""
+        self._training = False
+        self._restarts.allow_retry()
+        self._raise_priority()
 
     def wait_or_detach(self) -> None:
         """Do what `at_end` says: wait with a countdown, detach, or leave.
 
         A Ctrl-C ends the waiting, not the program.
         """
-        self._training = False
-        self._restarts.allow_retry()
-        self._raise_priority()
+        self.end_training()
         config = self._spool.config
         if config.schedule == "inline":
-            self._attack_inline()
+            self._inline.catch_up()
             self._inline.finish()
         elif config.at_end == "leave":
             if self._spool.waiting() and self._process is not None:
@@ -162,8 +153,7 @@ class SideProcess:
         self._restarts.allow_retry()
         config = self._spool.config
         if config.schedule == "inline":
-            if self._inline is not None:
-                self._inline.finish()
+            self._inline.finish()
             return "what was attacked by then is in the report"
         later = f"{command_to_continue(self._spool)} continues with them"
         if config.at_end == "leave":
@@ -250,7 +240,7 @@ class SideProcess:
         if self._process is None:
             return True  # started by hand: it never depended on us
         try:
-            tell(self._process, "detach")
+            tell(self._process, DETACH)
         except OSError:
             notify(f"the side process has died; {command_to_continue(self._spool)} continues with what it left")
             return False
