@@ -67,6 +67,7 @@ def train(
             optim="adamw_torch",
             lr_scheduler_type="constant",
             bf16=False,
+            loss_type="nll",
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
