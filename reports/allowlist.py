@@ -68,6 +68,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "verification",
             "loss",
             "shipped_defense",
+            "sent",
             "n_sentences",
         }
     ),

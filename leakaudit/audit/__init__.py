@@ -6,6 +6,7 @@ No other room has both an attack's guess and the truth. Only `publish` imports `
 __all__ = [
     "active_server",
     "applied_defenses",
+    "as_sent",
     "attempt",
     "audit",
     "battery",

@@ -19,6 +19,7 @@ import torch
 
 from leakaudit.audit.active_server import WidePooler, observation_sent, on_active_server
 from leakaudit.audit.applied_defenses import defenses_found, defenses_left
+from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described
 from leakaudit.audit.controls import ControlRunner
@@ -28,7 +29,7 @@ from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.audit.state import JOURNAL, AuditState, Journal, step_id_of
-from leakaudit.audit.step_record import lost_record, record_of, regime_of, subject_of
+from leakaudit.audit.step_record import lost_record, record_as_sent, record_of, regime_of, subject_of
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
@@ -38,6 +39,7 @@ from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
 from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import AttemptStatus, Overhead, Results, StepRecord, Verification, VerificationStatus
 
@@ -188,6 +190,9 @@ class Audit:
         """
         if interrupted:
             self.catch_up()
+        if self._state.saved.as_sent:
+            for entry in copies_of_produced(self._journal.entries):
+                self._journal.append(entry)
         end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
@@ -198,7 +203,9 @@ class Audit:
     def _step(self, snapshot: Snapshot) -> None:
         observation, truth = snapshot.observation.to(self.device), snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
-        record = self._verified(snapshot, client)
+        told = None if snapshot.sent is None else snapshot.sent.to(self.device)
+        sent = None if self._plugins.server is not None else sent_of(told, observation, client)
+        record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
         found = defenses_found(client, record.verification, observation.update)
         client = replace(client, facts=client.facts.model_copy(update={"defenses": found}))
@@ -217,9 +224,11 @@ class Audit:
                 return
         for label, defense in self._plugins.defenses:
             self._attack_under(label, defense, record.id, client, observation, truth)
+        if sent is not None:
+            self._run_all(self._due_under(AS_SENT, record.id), sent.seen, truth)
         self._control(record.id, client, observation)
 
-    def _verified(self, snapshot: Snapshot, client: ClientStep) -> StepRecord:
+    def _verified(self, snapshot: Snapshot, client: ClientStep, sent: SentUpdate | None) -> StepRecord:
         """Return the record of a step; verify the step if it has no record yet."""
         known = self._state.record_of(step_id_of(snapshot.provenance.step))
         if known is not None:
@@ -237,6 +246,9 @@ class Audit:
             min_tokens=self.config.min_tokens,
         )
         saved = self._state.saved
+        if sent is not None:
+            record = record_as_sent(record, sent.stamp, sent.shipped)
+            saved.as_sent = True
         saved.steps.append(record)
         saved.subject = saved.subject or subject_of(snapshot)
         saved.regime = regime_of(snapshot, saved.regime)
@@ -247,7 +259,7 @@ class Audit:
         self, label: str, defense: Defense, step_id: str, client: ClientStep, seen: Observation, truth: Truth
     ) -> None:
         """Apply one defence and run every unfinished attempt under it."""
-        todo = [pair for pair in self._open_attempts(step_id) if pair[0].defense == label]
+        todo = self._due_under(label, step_id)
         if not todo:
             return
         if not seen.whole and not defense.is_identity():
@@ -263,8 +275,14 @@ class Audit:
             reason = str(error) if isinstance(error, SnapshotError) else type_and_place(error)
             self._close_all(todo, AttemptStatus.ERROR, reason)
             return
+        self._run_all(todo, defended, truth)
+
+    def _run_all(self, todo: Iterable[tuple[AttemptId, Attack]], seen: Observation, truth: Truth) -> None:
         for attempt, attack in todo:
-            self._append(self._attempts.run(attempt, attack, defended, truth, raise_out_of_memory=self._on_gpu))
+            self._append(self._attempts.run(attempt, attack, seen, truth, raise_out_of_memory=self._on_gpu))
+
+    def _due_under(self, label: str, step_id: str) -> list[tuple[AttemptId, Attack]]:
+        return [pair for pair in self._open_attempts(step_id) if pair[0].defense == label]
 
     def _control(self, step_id: str, client: ClientStep, seen: Observation) -> None:
         """Run the control of a step, if it is due."""
@@ -277,8 +295,13 @@ class Audit:
             self._state.save()
 
     def _open_attempts(self, step_id: str) -> Iterable[tuple[AttemptId, Attack]]:
-        """Yield the unfinished attempts on a step, ordered by defence."""
-        for defense, _ in self._plugins.defenses:
+        """Yield the unfinished attempts on a step, ordered by defence.
+
+        If the step was sent as produced, the attempts on what was sent are copies, which `finish` makes.
+        """
+        record = self._state.record_of(step_id)
+        sent = (AS_SENT,) if record is not None and record.sent is not None else ()
+        for defense in (*(label for label, _ in self._plugins.defenses), *sent):
             for label, attack in self._plugins.attacks:
                 if not self._journal.has(step_id, label, defense):
                     yield AttemptId(step_id, label, defense), attack

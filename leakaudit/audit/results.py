@@ -17,6 +17,7 @@ from leakaudit.audit.state import SavedState, now
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
 from leakaudit.registry import attacks as attack_registry
+from leakaudit.results.as_sent import AS_SENT, SENT_ENTRY
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import (
@@ -99,7 +100,7 @@ class ResultsBuilder:
             controls=counted_controls(saved.controls),
             coverage=self._coverage(saved, entries, end),
             overhead=end.overhead,
-            catalogue=self.catalogue,
+            catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )
         return with_digest(results)
@@ -110,7 +111,7 @@ class ResultsBuilder:
             started=saved.started,
             finished=now(),
             tool=__version__,
-            battery=self.battery,
+            battery=_battery_with_sent(self.battery) if saved.as_sent else self.battery,
             text_mode=TextMode.HASH,
             seed=self.config.seed,
             command=self.command,
@@ -161,6 +162,16 @@ def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...
         ),
         ("other malicious servers", f"only {server.label} was tried"),
     )
+
+
+def _catalogue_with_sent(catalogue: Catalogue) -> Catalogue:
+    """Return a catalogue that also describes what was sent."""
+    return catalogue.model_copy(update={"defenses": {**catalogue.defenses, AS_SENT: SENT_ENTRY}})
+
+
+def _battery_with_sent(battery: Battery) -> Battery:
+    """Return a battery whose attacks also ran on what was sent."""
+    return battery.model_copy(update={"defenses": (*battery.defenses, AS_SENT)})
 
 
 def _environment(device: torch.device) -> dict[str, str]:

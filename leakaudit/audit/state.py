@@ -65,6 +65,8 @@ class SavedState(BaseModel):
     """
     steps: list[StepRecord] = []
     controls: list[ControlOutcome] = []
+    as_sent: bool = False
+    """Whether something changed an update between the training and its transmission; every step then has attempts on what was sent."""
     lost: dict[str, str] = {}
     """Step id -> why the step could not be audited completely."""
     subject: Subject | None = None

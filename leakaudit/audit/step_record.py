@@ -50,6 +50,18 @@ def record_of(
     )
 
 
+def record_as_sent(record: StepRecord, stamp: Verification, shipped: tuple[DeclaredDefense, ...]) -> StepRecord:
+    """Return the record of a step whose update was changed before it was sent.
+
+    Args:
+        record: of the step as produced.
+        stamp: of the sent update.
+        shipped: the declared defences in it, with the options that the protocol declares.
+    """
+    shown = "+".join(map(_with_strength, shipped)) or "none"
+    return record.model_copy(update={"sent": stamp, "shipped_defense": shown})
+
+
 def lost_record(step: int, reason: str, *, digest: str) -> StepRecord:
     """Return the record of a step whose snapshot could not be audited.
 
@@ -89,6 +101,7 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         before: the regime of the earlier steps. The result has the largest batch size and the declared defences of all steps.
     """
     facts, recipe = snapshot.observation.facts, snapshot.recipe
+    declared = facts.defenses if snapshot.sent is None else snapshot.sent.facts.defenses
     batch_size = len(snapshot.truth.sequences())
     size = max(batch_size, before.batch_size or 0) if before else batch_size
     config: Any = getattr(snapshot.observation.model, "config", None)
@@ -102,7 +115,7 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         max_grad_norm=_finite(recipe.max_grad_norm),
         batch_size=size,
         declared_defenses=tuple(
-            dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in facts.defenses)])
+            dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in declared)])
         ),
     )
 

@@ -15,6 +15,7 @@ from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import SHIPPED
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number
+from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results, StepRecord, VerificationStatus
@@ -52,7 +53,7 @@ def headline(verdict: Verdict, results: Results) -> str:
     if rule is None or not rule.n:
         return verdict.sentence.rstrip(".")
     clauses = [_numbers(rule)]
-    if rule.defense == SHIPPED and not rule.k and (found := in_words(recovered(results))):
+    if rule.defense == SHIPPED and not rule.k and (found := in_words(recovered(results, shipped_column(results)))):
         clauses[0] += f", but {found} came back"
     if rule.status is Status.INCONCLUSIVE and rule.reasons:
         first = rule.reasons[0].rstrip(".")

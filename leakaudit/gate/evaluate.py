@@ -27,6 +27,7 @@ from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import ended
+from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.consistency import CLOCK_SLACK, contradictions, moment, unexplained_steps
 from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results
@@ -130,7 +131,7 @@ def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
     """Return a sentence on recovered texts that the deciding rule does not count."""
     if deciding.defense != SHIPPED or deciding.k:
         return []
-    found = in_words(recovered(results))
+    found = in_words(recovered(results, shipped_column(results)))
     word = "Besides," if deciding.status is Status.FAIL else "But"
     return [f"{word} {found} came back."] if found else []
 
@@ -157,7 +158,7 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
     for defense in dict.fromkeys(a.defense for a in results.attempts):
-        if defense == OBSERVED:
+        if defense in (OBSERVED, shipped_column(results)):
             continue
         rules = judge_rules(results, policy, defense, gaps)
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)

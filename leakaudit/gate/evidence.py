@@ -11,6 +11,7 @@ from leakaudit.gate import events
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import Rule
 from leakaudit.gate.verdict import Worst
+from leakaudit.results.as_sent import seen_under
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, StepRecord
 from leakaudit.results.wording import counted
 
@@ -50,6 +51,7 @@ class Evidence:
 
 def gather(results: Results, rule: Rule, defense: str) -> Evidence:
     """Collect the evidence for `rule` under `defense`, a defence of the audit."""
+    results = seen_under(results, defense)
     scope = _RuleScope(results, rule, defense)
     steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]

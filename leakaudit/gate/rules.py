@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from leakaudit.gate.evidence import Evidence, gather
 from leakaudit.gate.outcome import judge_numbers
-from leakaudit.gate.policy import OBSERVED, SHIPPED, EvidencePolicy, Policy, Rule
+from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
 from leakaudit.gate.verdict import RuleVerdict, Status
 from leakaudit.gate.wording import Finding, percent, sentences, where
+from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -39,7 +40,7 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
 
 
 def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
-    evidence = gather(results, rule, OBSERVED if defense == SHIPPED else defense)
+    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense)
     confidence = policy.statistics.confidence
     outcome = judge_numbers(rule, evidence, confidence)
     unmet = [*(_shortfalls(evidence, policy.evidence) if evidence.values else []), *gaps.sentences]

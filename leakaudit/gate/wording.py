@@ -11,6 +11,7 @@ from leakaudit.gate.outcome import Outcome
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Rule
 from leakaudit.gate.verdict import Status
 from leakaudit.results import bounds as stats
+from leakaudit.results.as_sent import AS_SENT, shipped_column
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -160,9 +161,10 @@ def where(results: Results, defense: str) -> str:
     """Return the defence of a rule as the last words of a sentence."""
     if defense != SHIPPED:
         return f"under the defence {defense}" if defense != OBSERVED else "with no defence added"
+    changed = shipped_column(results) == AS_SENT
     shipped = sorted({step.shipped_defense for step in results.steps})
     if shipped in ([], [OBSERVED]):
-        return "from the updates you ship (no defence)"
+        return "from the updates as they were sent" if changed else "from the updates you ship (no defence)"
     return f"under the defence you ship ({', '.join(shipped)})"
 
 

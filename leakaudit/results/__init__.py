@@ -4,6 +4,7 @@ It may import `files`.
 """
 
 __all__ = [
+    "as_sent",
     "bounds",
     "consistency",
     "events",

@@ -186,6 +186,9 @@ class StepRecord(ResultsModel):
     loss: FiniteFloat | None = None
     shipped_defense: str = "none"
     """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
+    sent: Verification | None = None
+    """Stamp of the update that was sent, if something changed it after the training: whether the declared defences make it from the
+    produced update. None if it was sent as produced."""
     n_sentences: Count | None = None
     """Number of sequences that are long enough for a sentence event; 0 for arrays, None in results before 1.2."""
 

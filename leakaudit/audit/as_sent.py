@@ -1,0 +1,83 @@
+"""What left the machine, as a second update of a step beside the one that the training produced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from leakaudit.audit.applied_defenses import defenses_found, defenses_left
+from leakaudit.audit.comparison import Update
+from leakaudit.audit.verification import verify
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.observation import Observation
+from leakaudit.client.step import ClientStep
+from leakaudit.results.as_sent import AS_SENT, PRODUCED
+from leakaudit.results.journal import JournalEntry
+from leakaudit.results.schema import Verification, VerificationStatus
+
+UNDECLARED = DeclaredDefense(name="undeclared change")
+"""The defence in a sent update that is not what the declared defences make of the produced one. No plugin has this name, so an attack
+knows nothing about it: any part of the update may be noise, and any entry may have been set to zero."""
+
+NOT_AS_DECLARED = "what was sent is not what the declared defences make of the produced update"
+
+
+@dataclass(frozen=True)
+class SentUpdate:
+    """A sent update that differs from the produced one."""
+
+    seen: Observation
+    """What attacks see, with the defences that are in it."""
+    stamp: Verification
+    """Whether the declared defences make it from the produced update."""
+    shipped: tuple[DeclaredDefense, ...]
+    """The declared defences that are in it, as the protocol declares them."""
+
+
+def sent_of(sent: Observation | None, produced: Observation, client: ClientStep) -> SentUpdate | None:
+    """Return what was sent, if it differs from what was produced.
+
+    Args:
+        sent: the sent update with the declared defences; None if nobody told it.
+        produced: the update of the training.
+        client: the step that produced it.
+    """
+    if sent is None or _same(sent.update, produced.update):
+        return None
+    declared = replace(client, facts=sent.facts)
+    bare = {name: produced.update[name] for name in sent.update}
+    stamp = verify(declared, sent.update, repeated=bare)
+    if stamp.status.bounds and len(bare) == len(produced.update):
+        found = defenses_found(declared, stamp, sent.update)
+        return SentUpdate(sent.declaring(found), stamp, defenses_left(declared, stamp))
+    unknown = Verification(status=VerificationStatus.UNVERIFIABLE, note=NOT_AS_DECLARED)
+    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
+    return SentUpdate(sent.declaring((*own, UNDECLARED)), unknown, own)
+
+
+def copies_of_produced(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
+    """Yield the attempts on steps that were sent as produced, a second time as sent.
+
+    Nothing is attacked twice: the two updates are the same.
+
+    Args:
+        entries: every finished attempt.
+    """
+    entries = list(entries)
+    made = {(e.attempt.step, e.attempt.attack) for e in entries if e.attempt.defense == AS_SENT}
+    for entry in entries:
+        attempt = entry.attempt
+        if attempt.defense == PRODUCED and (attempt.step, attempt.attack) not in made:
+            yield entry.model_copy(
+                update={
+                    "attempt": attempt.model_copy(update={"defense": AS_SENT}),
+                    "samples": tuple(s.model_copy(update={"defense": AS_SENT}) for s in entry.samples),
+                    "labels": entry.labels and entry.labels.model_copy(update={"defense": AS_SENT}),
+                }
+            )
+
+
+def _same(one: Update, other: Update) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name].to(one[name])) for name in one)
