@@ -1,13 +1,14 @@
 """Federated LoRA in Flower's simulation: two audited clients, ten rounds, local differential privacy in between.
 
-    python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
-    python examples/flower_lora.py --undefended     # the same without LocalDpMod
+python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
+python examples/flower_lora.py --undefended     # the same without LocalDpMod
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from leakaudit.integrations.flower import LeakAuditMod
+from leakaudit.reports.terminal import print_summary
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lora_client
@@ -70,6 +72,10 @@ def main() -> None:
         num_supernodes=CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CLIENTS}},
     )
+    for client in range(CLIENTS):  # Ray ends the side processes with its own; the attacks that are left run here
+        folder = options.out / f"client-{client}"
+        subprocess.run([sys.executable, "-m", "leakaudit", "worker", str(folder)], check=True)
+        print_summary(folder)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_language_model import FOLDER, make, notes
 
 RANK = 32
+LEARNING_RATE = 1e-3
 TARGETS = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
 
 
@@ -37,8 +38,12 @@ def adapted_model(base: Path = FOLDER) -> Any:
 
 
 def first_weights() -> dict[str, Tensor]:
-    """Return the adapters before the first round, as the server sends them."""
-    return dict(get_peft_model_state_dict(adapted_model()))
+    """Return the adapters that the server sends before the first round.
+
+    They are as after some training: at their start B is zero, and A has no update.
+    """
+    adapters = get_peft_model_state_dict(adapted_model())
+    return {name: 0.02 * torch.randn_like(w) if "lora_B" in name else w for name, w in adapters.items()}
 
 
 def train(
@@ -63,7 +68,7 @@ def train(
             output_dir=str(Path(audit["out_dir"]).with_suffix(".trainer")),
             per_device_train_batch_size=1,
             max_steps=local_steps,
-            learning_rate=1e-3,
+            learning_rate=LEARNING_RATE,
             optim="adamw_torch",
             lr_scheduler_type="constant",
             bf16=False,

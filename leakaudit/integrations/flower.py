@@ -80,4 +80,6 @@ class LeakAuditMod:
             made.sent(weights)
         elif weights and audit_in(folder) is None and not self._told:
             self._told = True
-            notify(f"no training here is audited in {folder}; give the training's LeakAuditCallback that `out_dir`, and `unit: round`")
+            notify(
+                f"no training here is audited in {folder}; give the training's LeakAuditCallback that `out_dir`, and `unit: round`"
+            )
