@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
