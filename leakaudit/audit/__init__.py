@@ -28,5 +28,6 @@ __all__ = [
     "state",
     "step_record",
     "verification",
+    "weight_difference",
     "worker",
 ]

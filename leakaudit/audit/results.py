@@ -94,7 +94,9 @@ class ResultsBuilder:
             subject=saved.subject,
             threat_model=_threat_model(self.config.server, granted),
             regime=saved.regime,
-            steps=tuple(saved.steps),
+            steps=tuple(
+                sorted(saved.steps, key=lambda step: step.step)
+            ),  # rounds of several processes end in any order
             attempts=attempts,
             summaries=summarise(attempts),
             controls=counted_controls(saved.controls),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from leakaudit.audit.comparison import Update, UpdateComparison
+from leakaudit.audit.weight_difference import WeightDifference
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import coarsest_dtype
@@ -60,6 +61,10 @@ SAME_DIRECTION = 0.2
 
 A step with a smaller cosine is a mismatch. Our choice: with another dropout mask the cosine is 0.8 or more at the usual rate of 0.1.
 """
+
+
+ALMOST_SAME = 0.9
+"""Smallest cosine at which a note on a mismatch counts the weights that differ. Our choice: below it most of them do."""
 
 
 def verify(
@@ -115,8 +120,8 @@ class _Verifier:
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
         computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
         # Adapters may have a finer precision than the model below them.
-        types = (str(step.recipe.autocast), step.facts.dtype, computed_in)
-        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in types)
+        self.precisions = (str(step.recipe.autocast), step.facts.dtype, computed_in)
+        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in self.precisions)
         self.tolerance = usual if tolerance is None else tolerance
         self.repeated = repeated
         self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)
@@ -128,6 +133,11 @@ class _Verifier:
 
         `_expected` sets it.
         """
+        self.weights: WeightDifference | None = None
+        """Comparison of every entry of a difference of weights.
+
+        `stamp` sets it; None for a gradient.
+        """
 
     def stamp(self) -> Verification:
         """Compute the step again and return the first stamp that fits.
@@ -137,6 +147,8 @@ class _Verifier:
         """
         bare = self.step.update() if self.repeated is None else self.repeated
         plain = UpdateComparison.of(self.observed, bare)
+        if self.step.facts.view == "delta":
+            self.weights = WeightDifference(self.step, self.observed, bare, self.tolerance, self.precisions)
         all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         try:
             found = UpdateComparison.of(self.observed, self._expected(bare)) if self.active else plain
@@ -209,7 +221,7 @@ class _Verifier:
 
     def _stamp_same(self, found: UpdateComparison, left_out: _LeftOut) -> Verification | None:
         """Stamp an update that equals the expected one without `left_out`."""
-        if found.error > self.tolerance:
+        if not self._is_same(found, found.error, self.tolerance):
             return None
         left_out = self._certainly(left_out, found)
         return Verification(
@@ -220,6 +232,15 @@ class _Verifier:
             absent=left_out.absent,
             noiseless=left_out.noiseless,
         )
+
+    def _is_same(self, found: UpdateComparison, error: float, tolerance: float, factor: float = 1.0) -> bool:
+        """Return whether an update equals `factor` times the expected one.
+
+        Every entry of a difference of weights has to, up to rounding, unless a declared defence is expected in it.
+        """
+        if self.weights is None or found.own is not self.weights.own:
+            return error <= tolerance
+        return self.weights.explained(error, factor)
 
     def _stamp_scaled(
         self, found: UpdateComparison, left_out: _LeftOut, factor: float, error: float
@@ -232,7 +253,7 @@ class _Verifier:
             factor: observed over expected update.
             error: relative error that remains with this factor.
         """
-        if factor <= 0 or error > max(self.tolerance, self.rounding):
+        if factor <= 0 or not self._is_same(found, error, max(self.tolerance, self.rounding), factor):
             return None
         left_out = self._certainly(left_out, found)
         return Verification(
@@ -299,13 +320,26 @@ class _Verifier:
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
         if self._loses_dropout() and self._same_direction(found):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
-        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch"
+        if self.weights is not None and not self.active and self.weights.is_open():
+            return _unverifiable(
+                "repeated with other rounding, its optimizer may move the weights otherwise by as much as it moved them; verify it on the "
+                f"kind of machine that trained; cosine {found.cosine:.2f}",
+                *numbers,
+            )
+        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch{self._stray_note(found)}"
         return Verification(
             status=VerificationStatus.MISMATCH,
             note=note + self._clipping_hint(found),
             relative_error=numbers[0],
             scale=numbers[1],
         )
+
+    def _stray_note(self, found: UpdateComparison) -> str:
+        """Return which weights differ, if the update is the same but for some entries."""
+        if self.weights is None or found.cosine < ALMOST_SAME:
+            return ""
+        names = self.weights.strays()
+        return f", but entries of {len(names)} of {len(found.own)} parameters differ by more than rounding (first {min(names)!r})"
 
     def _clipping_hint(self, found: UpdateComparison) -> str:
         """Return a hint if a factor before the declared noise would explain the update.

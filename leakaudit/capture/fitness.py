@@ -202,7 +202,9 @@ def without_foreign(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     weights = {name: w for name, w in kept.weights.items() if name not in foreign}
     frozen = None if kept.frozen is None else kept.frozen.without(foreign)
     part = None if kept.part is None else kept.part.without(foreign)
-    return replace(kept, update=update, weights=weights, frozen=frozen, part=part)
+    state = {path: value for path, value in kept.truth.optimizer_state.items() if path.rpartition("/")[0] in update}
+    truth = replace(kept.truth, optimizer_state=state)
+    return replace(kept, update=update, weights=weights, frozen=frozen, part=part, truth=truth)
 
 
 def left_out_in_words(foreign: frozenset[str], class_name: str) -> str:

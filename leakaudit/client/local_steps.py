@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +69,23 @@ def run_local_steps(
             add_gradient()
             step(number)
         return weight_difference(before, parameters, divisor)
+
+
+def move_gradients(parameters: Iterable[nn.Parameter], share: float) -> None:
+    """Move every gradient by a share of its size, as the rounding of another machine may.
+
+    Each entry moves by `share` times the sum of the parameter's largest entry and the root mean square of all entries. Entries that are
+    exactly zero, as those of words that are in no text, are so on every machine and do not move.
+
+    Args:
+        parameters: their gradients are changed in place.
+        share: below zero to move all entries down.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    typical = math.sqrt(squares / max(1, sum(gradient.numel() for gradient in gradients)))
+    for gradient in gradients:
+        gradient.add_((gradient != 0) * (share * (float(gradient.abs().max()) + typical)))
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -86,6 +87,14 @@ class ClientOptimizer(BaseModel):
         """Return the group that holds a parameter; None if the optimizer does not move it."""
         return next((group for group in self.groups if parameter in group.parameters), None)
 
+    def moving(self, parameters: Collection[str]) -> ClientOptimizer:
+        """Return this optimizer for some of its parameters; empty groups are left out."""
+        groups = (
+            group.model_copy(update={"parameters": tuple(name for name in group.parameters if name in parameters)})
+            for group in self.groups
+        )
+        return self.model_copy(update={"groups": tuple(group for group in groups if group.parameters)})
+
     def one_fresh_step(self) -> ClientOptimizer:
         """Return this optimizer for a client that takes one step with it and begins anew.
 
@@ -115,4 +124,7 @@ class ClientOptimizer(BaseModel):
             }
             for group in self.groups
         ]
-        return getattr(importlib.import_module(module), name)(groups, lr=groups[0]["lr"])
+        kind = getattr(importlib.import_module(module), name)
+        taken = inspect.signature(kind).parameters.keys() - {"params"}
+        # A class may check its arguments together (Adafactor's `lr` and `relative_step`), so it gets those of the first group.
+        return kind(groups, **{option: value for option, value in groups[0].items() if option in taken})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.client.facts import IGNORED_LABEL, PublicFacts
-from leakaudit.client.local_steps import run_local_steps
+from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
@@ -52,12 +52,15 @@ class ClientStep:
         """Return the step that a snapshot claims to come from."""
         return cls(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
 
-    def update(self) -> dict[str, Tensor]:
+    def update(self, *, gradient_error: float = 0.0) -> dict[str, Tensor]:
         """Compute the update: forward and backward of every micro-batch, then clipping.
 
         No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), the client's optimizer runs its
         local steps. The result is then (weights before - weights after) / (learning rate * local steps), as in federated averaging
         (McMahan et al. 2017, Algorithm 1, ClientUpdate). The result contains the rounding of the weights.
+
+        Args:
+            gradient_error: share of itself by which every gradient of a local step is moved (`move_gradients`); for a `delta` only.
 
         Returns:
             Parameter name -> gradient or difference, for the shared parameters, float32.
@@ -68,9 +71,8 @@ class ClientStep:
         self._check_replayable()
         with self._trained() as parameters:
             if self.facts.view == "delta":
-                return run_local_steps(
-                    parameters, self.facts, self.truth.optimizer_state, self._local_gradients(parameters)
-                )
+                gradients = self._local_gradients(parameters, gradient_error)
+                return run_local_steps(parameters, self.facts, self.truth.optimizer_state, gradients)
             self._accumulate(parameters, self.truth.micro_batches)
             self._clip(parameters)
             return take_gradients(parameters)
@@ -150,7 +152,7 @@ class ClientStep:
                 if parameter.grad is not None:
                     parameter.grad.div_(divisor)
 
-    def _local_gradients(self, parameters: Mapping[str, nn.Parameter]) -> list[Callable[[], None]]:
+    def _local_gradients(self, parameters: Mapping[str, nn.Parameter], error: float) -> list[Callable[[], None]]:
         """Return one function for each local step that adds its clipped gradient.
 
         Raises:
@@ -165,6 +167,8 @@ class ClientStep:
             def add() -> None:
                 self._accumulate(parameters, part)
                 self._clip(parameters)
+                if error:
+                    move_gradients(parameters.values(), error)
 
             return add
 

@@ -70,10 +70,19 @@ class TreeDigest:
         return f"blake2b-tree:{self._root.hexdigest()}"
 
     def _hand_over(self, *, last: bool) -> None:
-        self._pending.append(self._pool.submit(_leaf, self._parts, self._leaves, last))
+        self._pending.append(self._begun(self._parts, self._leaves, last))
         self._parts, self._held, self._leaves = [], 0, self._leaves + 1
         while len(self._pending) > WAITING * self._threads:
             self._root.update(self._pending.popleft().result())
+
+    def _begun(self, parts: list[memoryview], number: int, last: bool) -> Future[bytes]:
+        """Begin to hash a leaf; hash it here if the interpreter ends and takes no more work for its threads."""
+        try:
+            return self._pool.submit(_leaf, parts, number, last)
+        except RuntimeError:
+            done: Future[bytes] = Future()
+            done.set_result(_leaf(parts, number, last))
+            return done
 
 
 def _leaf(parts: list[memoryview], number: int, last: bool) -> bytes:

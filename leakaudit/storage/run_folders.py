@@ -52,24 +52,31 @@ def allocate_run_folder(
 def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> tuple[Spool, RunFolder]:
     """Take part in the audit of rounds in `wanted`, or create a new one there.
 
+    If two processes cannot share the spool, the second one gets `<wanted>.client-<process id>`, and the note says why.
+
     Processes that begin at the same time do this one after another.
 
     Returns:
         The spool, whose configuration names the folder, and the folder with a note for the user.
 
     Raises:
-        RoundError: there is an audit of rounds, and this process cannot take part: its configuration differs, it is complete, or its
-            snapshots are encrypted.
+        RoundError: there is an audit of rounds, and this process cannot take part: its configuration differs, or it is complete.
         SpoolError: `wanted` is a link, or cannot be written.
         ConfigError: a key for the encryption of snapshots cannot be used.
     """
     with folder_lock(wanted.parent):
         check_no_link(wanted)
+        apart = ""
         if (audit := _open_rounds(wanted / "spool")) is not None:
-            _check_same(wanted, audit.config, config)
-            spool = _joined(wanted / "spool")
-            return spool, RunFolder(wanted, f"continues the audit there at round {read_rounds(spool.root).begun}")
+            check_same_configuration(wanted, audit.config, config)
+            apart = _why_apart(wanted / "spool", config)
+            if not apart:
+                spool = _joined(wanted / "spool")
+                return spool, RunFolder(wanted, f"continues the audit there at round {read_rounds(spool.root).begun}")
+            wanted = wanted.with_name(f"{wanted.name}.client-{os.getpid()}")
         found = archive_previous(wanted)
+        if apart:
+            found = RunFolder(found.folder, f"{apart}, so this process audits its rounds in {found.folder.name}")
         allocated = config.model_copy(update={"out_dir": found.folder})
         return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
 
@@ -115,11 +122,13 @@ def _open_rounds(root: Path) -> AuditFile | None:
     return audit if alive or planned is not None else None
 
 
-def _check_same(folder: Path, there: AuditConfig, mine: AuditConfig) -> None:
-    """Refuse to add a round to an audit of another configuration, or an encrypted one."""
-    check_same_configuration(folder, there, mine)
-    if mine.encrypt_to:
-        raise RoundError(f"the audit in {folder} is encrypted with a key that only its first process has")
+def _why_apart(root: Path, config: AuditConfig) -> str:
+    """Return why two processes cannot share a spool, as a clause; empty if they can."""
+    if config.encrypt_to:
+        return "the audit there is encrypted with a key that only its first process has"
+    if anybody_left(root) is None:
+        return "the file system of the audit there has no locks, and two processes share an audit by locks"
+    return ""
 
 
 def check_same_configuration(folder: Path, there: AuditConfig, mine: AuditConfig) -> None:

@@ -100,6 +100,8 @@ def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, 
     if found is None:
         return None
     found = _pruned(outside, signals, floor, found)
+    if not found:
+        return None
     tokens = torch.tensor(found, device=rows.device)
     columns = torch.cat([gain * stage.token_vectors[tokens].double(), known[1:]])
     solved = torch.linalg.lstsq(columns.T, rows.T, rcond=1e-10, driver="gelsd").solution  # (M + P + 1, K)

@@ -87,6 +87,7 @@ class StepKeeper:
         self._check(recording)
         self._watch_forward_if_unseen(recording)
         if recording.round is not None:
+            self._forwards.due_again = not recording.round.optimizer.learning_rate
             recording.round.check()
         passes = recording.counted_passes()
         truth = self.copier.truth_of(recording, passes)

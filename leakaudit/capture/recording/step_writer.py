@@ -77,6 +77,7 @@ class StepWriter:
         facts = kept.manifest.facts
         names = [name for name in (*facts.shared, *facts.frozen) if name not in self.foreign]
         sent = kept.update.keys() if kept.part is None else kept.part.sketches.keys()
+        optimizer = None if facts.optimizer is None else facts.optimizer.moving(sent)
         return facts.model_copy(
             update={
                 "training_mode": kept.training,
@@ -85,6 +86,7 @@ class StepWriter:
                 "own_loss": kept.own_loss,
                 "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), facts.dtype),
                 "input_shape": _input_shape(kept),
+                "optimizer": optimizer,
                 "shared": tuple(name for name in names if name in sent),
                 "frozen": tuple(name for name in names if name not in sent),
             }

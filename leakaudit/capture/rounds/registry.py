@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
     Raises:
         LeakAuditError: the round cannot be audited, or does not belong to the audit in its folder.
     """
+    start = time.perf_counter()
     if trainer.peers is not None:
         raise SnapshotError(
             "`unit: round` is for a client in one process; several share this training. Use `unit: step`"
@@ -60,11 +62,14 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
         )
     audit = _audit_of(config, trainer, model)
     try:
-        return audit, audit.begin(trainer, model, recipe)
+        run = audit.begin(trainer, model, recipe)
     except SpoolError:
         if audit.spool.gone():
             _forget(audit)
         raise
+    if run is not None:
+        run.blocked_s += time.perf_counter() - start
+    return audit, run
 
 
 def _audit_of(config: AuditConfig, trainer: TrainerContext, model: object) -> RoundAudit:

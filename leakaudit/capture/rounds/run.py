@@ -97,8 +97,8 @@ class RoundRun:
 
     def end(self, _steps: int) -> None:
         """End the round; nothing is waited for."""
+        self.recorder.end_round()  # counts its own seconds
         start = time.perf_counter()
-        self.recorder.end_round()
         self.recorder.remove(patience_s=0.0)
         self.blocked_s += time.perf_counter() - start
         self.audit.round_ended(self, completely=True)

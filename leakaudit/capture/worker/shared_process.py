@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import subprocess
 import time
 
 import psutil
 
 from leakaudit.capture.notify import notify
-from leakaudit.capture.worker.process import SideProcess, tell
+from leakaudit.capture.worker.process import SideProcess, close_input, tell
 from leakaudit.capture.worker.wait import wait_for_attacks
 from leakaudit.storage.parent_watch import DETACH
 from leakaudit.storage.rounds_file import ROUNDS, changing_rounds
@@ -19,6 +20,9 @@ from leakaudit.storage.spool_files import FINISHED
 
 STARTING_SECONDS = 60.0
 """Seconds that a worker may take from its start until it holds its lock. Our choice: it imports torch before, which takes 3 to 20 s."""
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Workers that may live longer than the objects that started them. This reference keeps Python from warning about them."""
 
 
 class SharedSideProcess(SideProcess):
@@ -50,7 +54,8 @@ class SharedSideProcess(SideProcess):
 
     def _works(self) -> bool:
         """Return whether a worker is at work; start one if there is work without a worker."""
-        return (self._spool.attended() or not self._reported()) and self.ensure()
+        alive = self._process is not None and self._process.poll() is None
+        return alive or ((self._spool.attended() or not self._reported()) and self.ensure())
 
     def _reported(self) -> bool:
         """Return whether the results were written after the last round was counted."""
@@ -70,6 +75,8 @@ class SharedSideProcess(SideProcess):
         if self._process is not None:
             with contextlib.suppress(OSError):  # it died at once: the next call of `ensure` starts it again
                 tell(self._process, DETACH)
+            close_input(self._process)  # it looks for trainers in the spool, not for the end of this pipe
+            _started.append(self._process)
         return started
 
     def _is_my_turn(self) -> bool:
