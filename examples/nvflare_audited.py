@@ -15,12 +15,11 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
-from tiny_language_model import FOLDER, make
 
 from leakaudit.integrations.nvflare import LeakAuditFilter
 
 HERE = Path(__file__).parent.absolute()
-CLIENTS = {"site-1": "", "site-2": "--noise 0.1", "site-3": "--no-audit"}
+CLIENTS = {"site-1": "", "site-2": "--noise 0.01", "site-3": "--no-audit"}
 """Name of a client -> its arguments."""
 
 
@@ -29,11 +28,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("leakaudit-demo/nvflare"), help="folder of audits and workspace")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    out, model = options.out.absolute(), make(FOLDER).absolute()
+    out = options.out.absolute()
     job = FedJob(name="audited", min_clients=1)
     job.to_server(FedAvg(num_clients=len(CLIENTS), num_rounds=options.rounds, ignore_result_error=True))
     for site, more in CLIENTS.items():
-        arguments = f"--examples {HERE} --model {model} --out {out} {more}"
+        arguments = f"--notes {HERE / 'data' / 'clinic_notes.jsonl'} --out {out} {more}"
         job.to(ScriptRunner(script=str(HERE / "nvflare_client.py"), script_args=arguments), site)
         job.to(LeakAuditFilter(str(out)), site, filter_type=FilterType.TASK_RESULT, tasks=["train"])
     job.simulator_run(str(out / "workspace"))

@@ -276,7 +276,7 @@ def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str
     An output of the shape of next labels is taken for them. Where it is another one, the recomputed update does not match.
     """
     logits, labels = outputs.get("logits"), batch.labels
-    if logits is None or labels is None or logits.shape[:-1] != labels.shape:
+    if logits is None or labels is None or labels.dim() < 2 or logits.shape[:-1] != labels.shape:
         return {}
     following = labels[:, 1:].to(logits.device)
     paths = [path for path, g in batch.output_gradients.items() if path not in outputs and g.shape == following.shape]
