@@ -25,7 +25,9 @@ CLIENTS = {"site-1": "", "site-2": "--noise 20", "site-3": "--no-audit"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("leakaudit-demo/nvflare"), help="folder of audits and workspace")
+    parser.add_argument(
+        "--out", type=Path, default=Path("leakaudit-demo/nvflare"), help="folder of audits and workspace"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     out = options.out.absolute()

@@ -28,7 +28,7 @@ TEXTS = (
 
 def train(model: Any, text: str, audit: dict[str, Any]) -> None:
     """Take the one local step of a round, on one text."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokenizer = bert_tokenizer()
     with watch(model, optimizer, tokenizer=tokenizer, config=audit):
         model(**tokenizer(text, return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
@@ -50,8 +50,14 @@ def main() -> None:
     options = parser.parse_args()
     flare.init()
     site = flare.get_site_name()
-    # One attack, so that the example takes minutes; without `attacks` and `controls` the battery is a whole one.
-    audit: dict[str, Any] = {"unit": "round", "every_n_steps": 1, "attacks": ["span"], "controls": 1}
+    # Two attacks, so that the example takes minutes; without `attacks` and `controls` the battery is a whole one.
+    audit: dict[str, Any] = {
+        "unit": "round",
+        "every_n_steps": 1,
+        "attacks": ["embedding-rows", "span"],
+        "controls": 1,
+        "nice": 0,
+    }
     audit["out_dir"] = str(site_folder(options.out, site))
     if options.noise:
         audit["shipped_defense"] = f"gaussian-noise(scale={options.noise})"
