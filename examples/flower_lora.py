@@ -1,7 +1,9 @@
 """Federated LoRA in Flower's simulation: two audited clients, ten rounds, local differential privacy in between.
 
-python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
-python examples/flower_lora.py --undefended     # the same without LocalDpMod
+    python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
+    python examples/flower_lora.py --undefended     # the same without LocalDpMod
+
+The audits of the two clients land in `leakaudit-demo/flower/client-0` and `client-1`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """`LeakAuditPlugin`, which audits a training run of axolotl.
 
-plugins: [leakaudit.integrations.axolotl.LeakAuditPlugin]
-leakaudit: leakaudit.yaml      # or the keys of that file themselves; without this key the defaults
+    plugins: [leakaudit.integrations.axolotl.LeakAuditPlugin]
+    leakaudit: leakaudit.yaml      # or the keys of that file themselves; without this key the defaults
+
+Both lines belong into the YAML file of axolotl.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_lora.py"
 def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start no side process, and leave no audit open."""
     pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):  # of the process that handles a message
+        monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(SharedSideProcess, "ensure", lambda self: False)
     yield
     finish()
