@@ -21,7 +21,7 @@ test: $(VENV)/.dev
 # What needs heavy packages or minutes: Flower, NVFlare, TRL, sentence-transformers, exhaustive sweeps; axolotl in its own environment.
 integrations: $(VENV)/.integrations $(AXOLOTL)/.installed
 	$(BIN)/python -m pytest -m integrations
-	$(AXOLOTL)/bin/python -m pytest -m integrations tests/integrations/test_axolotl.py
+	$(AXOLOTL)/bin/python -m pytest -p no:anyio -m integrations tests/integrations/test_axolotl.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
