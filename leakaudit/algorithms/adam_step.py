@@ -27,6 +27,12 @@ BEYOND = 4.0
 """Distance between movement and prediction, in standard deviations, up to which an entry agrees.
 Our choice: rounding is uniform within 1.8 standard deviations, and the float32 sums of a simulation add to it."""
 
+NEAR = 0.05
+"""Largest distance between movement and prediction at which an entry counts for the clipping factor. Our choice."""
+
+SAMPLED = 20_000
+"""Entries of a parameter that give the clipping factor. Our choice: its error is then far below that of one entry."""
+
 SIMULATED = 1e-5
 """Relative error of a simulated gradient in float32. Our choice: sums of a backward pass have errors of 1e-7 to 1e-6."""
 
@@ -36,6 +42,9 @@ Our choice: inputs that are computed in a batch of another shape differ by 3e-7.
 
 WELL_KNOWN = 0.3
 """Largest relative error of an estimated entry that counts for the clipping factor. Our choice."""
+
+CANCELLED = 1e-6
+"""Error of an entry that is a sum of cancelling terms, relative to the root mean square of its matrix. Our choice, for float32 sums."""
 
 RIDGE = 1e-12
 """Share of the largest normal-equation entry that keeps a regression solvable. Our choice."""
@@ -123,8 +132,16 @@ class AdamStep:
         """
         moved, error = self.moved(name)
         expected = self.predicted(name, gradient)
-        simulated = SIMULATED * expected.abs() * (1 - expected.abs())
+        size = gradient.double().abs()
+        off = SIMULATED * size + CANCELLED * size.square().mean().sqrt()
+        simulated = off * self.eps(name) / (size + self.eps(name)).square()
         return float(((moved - expected).abs() > BEYOND * error + simulated).double().mean())
+
+    def sampled(self, name: str, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Return u, its error, a gradient without weight decay, and eps, for some entries of a parameter."""
+        stride = max(1, gradient.numel() // SAMPLED)
+        moved, error = (part.flatten()[::stride].double() for part in self.moved(name))
+        return moved, error, gradient.flatten()[::stride].double(), self.eps(name)
 
     def rows_that_moved(self, name: str, above: float) -> Tensor:
         """Return (V,) booleans: the rows of a table that moved by more than rounding.
@@ -185,34 +202,46 @@ def step_disagreement(step: AdamStep, gradients: Mapping[str, Tensor]) -> float:
         From 0 to 1; 1 if nothing can be compared.
     """
     moved = {name: g for name, g in gradients.items() if name in step.estimate.error}
-    factor = clipping_factor(moved, step.estimate)
+    factor = clipping_factor(step, moved)
     if not moved or factor <= 0:
         return 1.0  # the guess points away from the step
     return float(torch.tensor([step.disagreement(name, factor * g) for name, g in moved.items()]).median())
 
 
-def clipping_factor(gradients: Mapping[str, Tensor], estimate: Observation) -> float:
-    """Return the factor c for which c times a guess's gradients fit the estimate.
+def clipping_factor(step: AdamStep, gradients: Mapping[str, Tensor]) -> float:
+    """Return the factor c for which c times a guess's gradients fit the step.
 
-    A client that clips, or divides its loss, scales all gradients by one factor. It is the median over parameters of the median ratio of
-    the entries that the estimate knows well. A median ignores the entries in which a guess is wrong.
+    A client that clips, or divides its loss, scales all gradients by one factor. It begins as the median ratio of estimated and simulated
+    entries, which ignores the entries in which a guess is wrong. Gauss-Newton on the movement then removes the bias of the estimate.
 
     Args:
+        step: the observed step.
         gradients: parameter name -> simulated gradient.
-        estimate: the observation with the estimated gradient and its errors.
+
+    Returns:
+        The factor; 0 or less if the guess points away from the step.
     """
+    factor = _rough_factor(gradients, step.estimate)
+    samples = [step.sampled(name, gradient) for name, gradient in gradients.items()]
+    for _ in range(TURNS if factor > 0 else 0):
+        up = down = 0.0
+        for moved, error, g, eps in samples:
+            size = factor * g.abs()
+            left = moved - factor * g / (size + eps)
+            slope = g * eps / (size + eps).square()
+            weight = torch.where(left.abs() < NEAR, error.square().reciprocal(), 0.0)
+            up += float((weight * slope * left).sum())
+            down += float((weight * slope * slope).sum())
+        change = up / down if down else 0.0
+        factor += min(max(change, -factor / 2), factor)
+    return factor
+
+
+def _rough_factor(gradients: Mapping[str, Tensor], estimate: Observation) -> float:
+    """Return the median over parameters of the median ratio of well-known entries."""
     ratios = []
     for name, gradient in gradients.items():
         known = (estimate.error[name] < WELL_KNOWN * estimate.update[name].abs()) & (gradient != 0)
         if bool(known.any()):
             ratios.append(float((estimate.update[name][known].double() / gradient[known].double()).median()))
-    rough = float(torch.tensor(ratios).median()) if ratios else 0.0
-    products = squares = 0.0
-    for name, gradient in gradients.items():
-        g, found, error = (part.double() for part in (gradient, estimate.update[name], estimate.error[name]))
-        inside = (found - rough * g).abs() < WELL_KNOWN * found.abs().minimum((rough * g).abs()) + BEYOND * error
-        weight = torch.where(inside, error.square().clamp_min(1e-60).reciprocal(), 0.0)
-        weight = weight.clamp_max((g.abs() * SIMULATED).square().clamp_min(1e-60).reciprocal())
-        products += float((weight * g * found).sum())
-        squares += float((weight * g * g).sum())
-    return products / squares if squares and products > 0 else rough
+    return float(torch.tensor(ratios).median()) if ratios else 0.0

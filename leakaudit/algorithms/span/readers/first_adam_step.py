@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn import functional
 
 from leakaudit.algorithms.adam_step import AdamStep, known_rows
 from leakaudit.algorithms.resimulation import prove
@@ -75,7 +77,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     tokens, length = words
     if problem.dropout or problem.stage.position_free:
         return Reconstruction(tokens=tuple(tokens.tolist()), reach=bag_of_words_reach(tokens.tolist()))
-    alone = _one_text(problem, rows, tokens, length)
+    alone = _one_text(problem, step, rows, tokens, length)
     if alone is not None and any(sequence.proved for sequence in alone.sequences or ()):
         return alone
     if only_adapters(problem.seen.update, problem.anatomy):
@@ -147,27 +149,58 @@ def _tokens(problem: SpanProblem, step: AdamStep) -> Tensor | None:
     return step.rows_that_moved(name, MOVED).nonzero().flatten()
 
 
+def _positions(problem: SpanProblem, step: AdamStep) -> str | None:
+    """Return the name of the trained table of positions; None if there is none."""
+    long_enough = (
+        name
+        for name in problem.anatomy.tables
+        if name in step.estimate.error and len(step.seen.update[name]) >= problem.stage.max_length
+    )
+    return next(long_enough, None)
+
+
 def _length(problem: SpanProblem, step: AdamStep) -> int:
     """Return the number of positions of the longest text, as the tables tell it."""
-    limit = problem.stage.max_length
-    for name in problem.anatomy.tables:
-        if name in step.estimate.error and len(step.seen.update[name]) >= limit:
-            return min(limit, int(step.rows_that_moved(name, MOVED).sum()))
-    return min(limit, LONGEST)
+    limit, name = problem.stage.max_length, _positions(problem, step)
+    if name is None:
+        return min(limit, LONGEST)
+    return min(limit, int(step.rows_that_moved(name, MOVED).sum()))
 
 
-def _one_text(problem: SpanProblem, rows: Tensor, tokens: Tensor, length: int) -> Reconstruction | None:
+def _one_text(problem: SpanProblem, step: AdamStep, rows: Tensor, tokens: Tensor, length: int) -> Reconstruction | None:
     """Return one text of these words; None if they form no single text."""
-    order = arranged(problem.stage, tokens, rows, length)
-    if order is None:
+    orders = [arranged(problem.stage, tokens, rows, length), _order_of_rows(problem, step, tokens, length)]
+    tried = [
+        prove(problem.seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
+        for order in orders
+        if order is not None
+    ]
+    if not tried:
         return None
-    found = prove(problem.seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
+    found = next((one for one in tried if one.sequences[0].proved), tried[0])
     return Reconstruction(
         found.sequences,
         label_counts=found.label_counts,
         diagnostics=found.diagnostics,
         reach=bag_of_words_reach(tokens.tolist()),
     )
+
+
+def _order_of_rows(problem: SpanProblem, step: AdamStep, tokens: Tensor, length: int) -> list[int] | None:
+    """Return the words in the order in which their rows moved like those of positions.
+
+    In one text a word that occurs once gets the same gradient as its position, however large it is.
+    """
+    word, place = word_embedding(problem.seen.model), _positions(problem, step)
+    if word is None or place is None or word not in step.estimate.error or len(tokens) > length:
+        return None
+    where = step.rows_that_moved(place, MOVED).nonzero().flatten()
+    by_word, by_place = step.moved(word)[0][tokens], step.moved(place)[0][where]
+    alike = functional.normalize(by_word) @ functional.normalize(by_place).T  # (M, P)
+    order = alike.argmax(dim=0)
+    rows, columns = linear_sum_assignment(-alike.cpu().numpy())
+    order[torch.as_tensor(columns)] = torch.as_tensor(rows)
+    return tokens[order].tolist()
 
 
 def _whitened(problem: SpanProblem, update: Mapping[str, Tensor], error: Mapping[str, Tensor]) -> Tensor:
