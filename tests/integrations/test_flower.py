@@ -46,7 +46,7 @@ def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
 
     mod, app, made = LeakAuditMod(folder), ClientApp(), {}
 
-    @app.train(mods=[mod, *between, mod])
+    @app.train(mods=[mod, *between, mod])  # type: ignore[untyped-decorator]
     def train(message: Any, context: Any) -> Any:
         model, tokenizer = tiny.bert(), tiny.bert_tokenizer()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
