@@ -12,6 +12,7 @@ from leakaudit.gate.wording import percent
 from leakaudit.reports.measures import means_of
 from leakaudit.reports.wording import OUTCOMES
 from leakaudit.results import bounds as stats
+from leakaudit.results.as_sent import AS_SENT, seen_under, shipped_column
 from leakaudit.results.recovery import Severity, severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
 from leakaudit.results.summary import pooled
@@ -74,7 +75,8 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
 
     Its rates use verified steps only. Unverifiable steps that leaked are counted separately; the others are not evidence.
     """
-    bounding = {step.id for step in results.steps if step.verification.status.bounds}
+    steps = seen_under(results, defense).steps
+    bounding = {step.id for step in steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
     others = [a for a in attempts if a.step not in bounding and a.finished]
     proof = {a.step for a in others if severity([a])}
@@ -94,7 +96,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
         lines.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
     if finished and not whole:
         lines += _lost_lines(attempts)
-    return Cell(state, tuple(lines), ships=defense == OBSERVED)
+    return Cell(state, tuple(lines), ships=defense == shipped_column(results))
 
 
 def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
@@ -174,6 +176,16 @@ def attack_names(results: Results) -> list[str]:
 
 
 def defense_names(results: Results) -> list[str]:
-    """Return the defences of the battery, the one that the run ships first."""
+    """Return the defences of the battery; first the update as produced, then as sent."""
     found = dict.fromkeys([*results.run.battery.defenses, *(a.defense for a in results.attempts)])
-    return sorted(found, key=lambda name: name != OBSERVED)
+    return sorted(found, key=lambda name: (name != OBSERVED, name != AS_SENT))
+
+
+def shown_name(results: Results, defense: str) -> str:
+    """Return the name of a defence in a table.
+
+    If something changed updates after the training, the first two are the update as produced and as sent.
+    """
+    if shipped_column(results) == OBSERVED:
+        return defense
+    return {OBSERVED: "as produced", AS_SENT: "as sent"}.get(defense, defense)

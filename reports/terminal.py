@@ -15,11 +15,12 @@ from rich.text import Text
 
 from leakaudit.errors import ResultsError
 from leakaudit.gate.verdict import RuleVerdict, Verdict
-from leakaudit.reports.cells import attack_names, cell_for, defense_names
+from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.wording import MEANINGS
+from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
 from leakaudit.results.recovery import severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode
@@ -154,10 +155,10 @@ def _title(results: Results, defense: str) -> str:
 
     For the update as it was sent, the title names the defence that the run ships.
     """
-    if defense != _SENT:
-        return plain(defense)
+    if defense != shipped_column(results):
+        return plain(shown_name(results, defense))
     shipped = sorted({step.shipped_defense for step in results.steps} - {_SENT})
-    return plain(f"as shipped: {', '.join(shipped)}") if shipped else _SENT
+    return plain(f"as shipped: {', '.join(shipped)}") if shipped else shown_name(results, defense)
 
 
 def _print_matrix(results: Results, console: Console) -> None:

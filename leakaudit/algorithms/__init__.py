@@ -7,6 +7,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 - `matching`: search for the batch whose gradient matches the update.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
+- `adam_step`: guesses compared with the first step of Adam.
 - `gradient_estimate`: the gradient that a difference of weights hides.
 - `above_noise`, `embedding_rows`, `padding`, `precision`, `resimulation`: parts that the families share.
 
@@ -15,6 +16,7 @@ An algorithm never sees `Truth`, the client's step, stored snapshots or another 
 
 __all__ = [
     "above_noise",
+    "adam_step",
     "embedding_rows",
     "gradient_estimate",
     "labels",

@@ -7,7 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, tokens_of, touched_rows
+from leakaudit.algorithms.embedding_rows import (
+    FALSE_ROWS,
+    can_read_rows,
+    holds_earlier_rounds,
+    tokens_of,
+    touched_rows,
+)
 from leakaudit.plugins import (
     FALSE_EVENTS,
     Applicability,
@@ -32,6 +38,10 @@ class EmbeddingRows:
     Under noise every row is non-zero. If no row is zero, or if noise is declared, the attack takes the rows that hold
     more than noise alone explains (see `leakaudit.algorithms.above_noise`). It does not need to know the kind of noise,
     nor its size if the batch holds only a small part of the vocabulary.
+
+    It reads the difference of weights of every optimizer after any number of local steps: a row without a gradient moves by
+    weight decay alone, which is known and taken out. If the optimizer kept its moments, the rows of earlier rounds' words
+    move, too, and are named; the diagnostic `earlier_rounds` is then 1.
 
     It does not apply to an embedding tied to an output head, whose softmax changes all V rows.
     """
@@ -63,6 +73,5 @@ class EmbeddingRows:
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Return the tokens without special ones, in ascending order of ids."""
         touched, noise = touched_rows(seen, self.false_rows)
-        return Reconstruction(
-            tokens=tokens_of(touched, seen), diagnostics={"rows": float(touched.sum()), "noise": noise}
-        )
+        facts = {"rows": float(touched.sum()), "noise": noise, "earlier_rounds": float(holds_earlier_rounds(seen))}
+        return Reconstruction(tokens=tokens_of(touched, seen), diagnostics=facts)

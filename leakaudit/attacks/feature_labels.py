@@ -81,7 +81,7 @@ class FeatureLabels:
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether a feed-forward part's update holds one row per sequence."""
-        if seen.facts.view == "delta" and seen.facts.local_steps > 1:
+        if seen.facts.local_steps > 1:
             return not_applicable("the update is the sum of several local steps, whose features lie in no common space")
         try:
             head_loss(seen)

@@ -11,13 +11,14 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.auxiliary_data import Auxiliary, auxiliary_outputs, can_use
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.llg import can_read
-from leakaudit.algorithms.labels.local_steps import moved
+from leakaudit.algorithms.labels.local_steps import after_the_steps
 from leakaudit.algorithms.labels.output_layer import OutputLayer, find_output_layer
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
@@ -29,6 +30,9 @@ fresh model."""
 WHOLE = 10.0
 """Weight of the squared distance between the sum of all weights and 1. Our choice: the sum should be 1 whatever the
 update is."""
+
+FILLS = 10
+"""Times that entries which are only bounded are filled with what the mixture makes of them. Our choice."""
 
 
 @attack("gradient-mixture")
@@ -42,6 +46,10 @@ class GradientMixture(CountsLabels):
     w_e >= 0 with which the V_e explain the update. The weights of the examples of a class add up to its share. If all
     weights together add up to less than 1, the rest belongs to examples that the model is sure of, whose gradients are
     zero. This rest is spread evenly over the classes.
+
+    After a first step of Adam many entries of the update tell only a sign and a least size. They are filled with what the
+    mixture of the other entries makes of them, and the mixture is fitted again. That is enough for one text and too little
+    for several at small learning rates, where the counts are no better than a random guess: `llg-plus` reads these better.
 
     Over several local steps V_e is the mean of its values before and after them.
     """
@@ -98,6 +106,13 @@ class GradientMixture(CountsLabels):
         update = mean_gradient(update, loss, known)
         sized = scale_is_known(seen)
         weights = mixture(gradients, update, whole=sized)  # (N,)
+        bounded = self._bounded(seen, layer)
+        for _ in range(FILLS if bool(bounded.any()) else 0):
+            explained_part = _mixed(gradients, weights.to(update))
+            update = torch.where(
+                bounded, torch.sign(update) * torch.maximum(update.abs(), explained_part.abs()), update
+            )
+            weights = mixture(gradients, update, whole=sized)
         shares = torch.zeros(len(update), dtype=torch.float64).index_add(0, labels.cpu(), weights)
         explained = float(shares.sum())
         if not sized and explained > 0:
@@ -106,6 +121,11 @@ class GradientMixture(CountsLabels):
         shares = loss.unweighted(shares.to(update.device))
         return self.counted(shares, seen, layer, loss, explained_weight=explained)
 
+    def _bounded(self, seen: Observation, layer: OutputLayer) -> Tensor:
+        """Return (C, H or H + 1) which entries of the layer's update are only bounded."""
+        weight = only_bounded(seen, layer.weight)
+        return weight if layer.bias is None else torch.cat([weight, only_bounded(seen, layer.bias)[:, None]], dim=1)
+
     def _states(self, seen: Observation, layer: OutputLayer) -> list[Auxiliary]:
         """Return the model's outputs on the auxiliary data before the client's steps.
 
@@ -113,11 +133,15 @@ class GradientMixture(CountsLabels):
         """
         path = self.auxiliary or Path()
         found = [auxiliary_outputs(seen, layer, path)]
-        rate, steps = seen.facts.learning_rate, seen.facts.local_steps
-        if seen.facts.view == "delta" and rate and steps > 1:
-            with moved(seen.model, seen.update, rate * steps):
+        if seen.facts.local_steps > 1:
+            with after_the_steps(seen):
                 found.append(auxiliary_outputs(seen, layer, path))
         return found
+
+
+def _mixed(states: Sequence[tuple[Tensor, Tensor]], weights: Tensor) -> Tensor:
+    """Return (C, H) the mixture of the known examples' gradients."""
+    return torch.stack([(d * weights[:, None]).T @ a for d, a in states]).mean(dim=0)
 
 
 def _gradients(own: Auxiliary, loss: HeadLoss, layer: OutputLayer) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,8 @@ class Idlg:
 
     Without a bias only the rows d_c a are known. Since d sums to 0, |d_y| is the sum of all other |d_c|, so y has
     the longest row. This is exact for three classes or more. With two classes both rows are equally long, and the sign
-    comes from the mean feature of neutral inputs (see `output_layer`), which may be wrong.
+    comes from the mean feature of neutral inputs (see `output_layer`), which may be wrong. If the update is an estimate
+    of a gradient, large rows are not known; then other parameters tell d.
 
     The attack always names exactly one label. For larger batches use the attacks that count.
     """
@@ -75,11 +76,15 @@ class Idlg:
         """
         layer = find_output_layer(seen)
         rows_only = layer.bias is None or not bool(seen.update[layer.bias].any())
-        neutral = neutral_outputs(seen, layer, rng) if rows_only and layer.module.out_features == 2 else None
+        projects = rows_only and (layer.module.out_features == 2 or bool(seen.error))
+        neutral = neutral_outputs(seen, layer, rng) if projects else None
         return count_in_noise(seen, layer, rng, lambda noisy: self._label(noisy, layer, neutral))
 
     def _label(self, seen: Observation, layer: OutputLayer, neutral: Neutral | None) -> Reconstruction:
-        """Return the label; `neutral` is given for two classes without a bias."""
+        """Return the label.
+
+        `neutral` is given if neither the bias nor the lengths of the rows tell it.
+        """
         gradient = bias_gradient(seen, layer)  # (C,)
         from_bias = gradient is not None
         rows = seen.update[layer.weight].norm(dim=1)  # (C,)

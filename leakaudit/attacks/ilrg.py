@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.clipping import clipping_factor, scale_is_known
 from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, on_the_simplex, solve_shares
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
@@ -98,6 +99,7 @@ class Ilrg(CountsLabels):
         bias = mean_gradient(bias, loss, known)
         start = torch.zeros_like(weight[0]) if neutral is None else neutral.features.double().mean(dim=0)
         trust = COMMON_TRUST if self.dummy else 1e-30
+        weight = at_least(weight, torch.outer(bias, start), only_bounded(seen, layer.weight))
         rest = bias @ (weight - torch.outer(bias, start))
         # Noise hides what the update says about features before it hides the counts.
         noisy = self.dummy and seen.noise_sigma > 0.0
@@ -115,6 +117,17 @@ class Ilrg(CountsLabels):
             features = class_features(layer, weight, common, features, inside)
             shares = (inside + solve_shares(_predict(layer, features), bias, loss)) / 2
         return self.counted(shares, seen, layer, loss, scale=scale)
+
+
+def at_least(weight: Tensor, likely: Tensor, bounded: Tensor) -> Tensor:
+    """Return an update in which entries that are only bounded have a likely size.
+
+    Args:
+        weight: (C, H) update.
+        likely: (C, H) what other entries make likely.
+        bounded: (C, H) bool; such an entry's sign is certain, and its size is at least that in `weight`.
+    """
+    return torch.where(bounded, torch.sign(weight) * torch.maximum(weight.abs(), likely.abs()), weight)
 
 
 def class_features(layer: OutputLayer, weight: Tensor, common: Tensor, features: Tensor, shares: Tensor) -> Tensor:

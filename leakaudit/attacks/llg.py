@@ -7,8 +7,15 @@ from typing import ClassVar
 
 import torch
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.clipping import scale_is_known
-from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, fewest_of_each, smallest_batch
+from leakaudit.algorithms.labels.counts import (
+    CountsLabels,
+    batch_size,
+    expected_sizes,
+    fewest_of_each,
+    smallest_batch,
+)
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.llg import Read, average_impact, can_read, extract_labels
@@ -29,6 +36,9 @@ class Llg(CountsLabels):
     same. The bias's update has Property 1 whatever the features are, and its impact is known: by Eq. 9 it is
     mean p_c - n_c / B, so one sequence changes it by -1/B. A head without bias is read along the main direction of its
     update (`own_direction`) with m from Eq. 18.
+
+    After a first step of Adam the bias's entries often tell only their sign and a least size. Then the size is the mean of
+    those that chance gives to entries of this sign (`expected_sizes`).
 
     No offset is known here. So the attack assumes that the model predicts all classes with the same probability, as it
     does before training.
@@ -68,6 +78,8 @@ class Llg(CountsLabels):
         else:
             gradient = own_direction(seen, layer) if bias is None else bias
         gradient = mean_gradient(gradient, loss, known)
+        if bias is not None:
+            gradient = expected_sizes(gradient, only_bounded(seen, str(layer.bias)), known or 1)
         sized = bias is not None and scale_is_known(seen)
         even = torch.full_like(gradient, 1 / len(gradient))
         sequences = known or (smallest_batch(loss.shares(even - gradient)) if sized else 1)

@@ -130,7 +130,7 @@ class PoolerFeatures(Lamp):
                 f"needs an active server that sent out a model with a wide pooler (`--server {SERVER}`); this audit's is {found}"
             )
         try:
-            check_gradient(seen.facts)
+            check_gradient(seen)
             pooler = find_pooler(in_single_precision(seen).model, number_of_classes(seen))
         except AnatomyError as error:
             return not_applicable(str(error))

@@ -15,7 +15,7 @@ from leakaudit.algorithms.labels.counts import CountsLabels, batch_size, solve_s
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.llg import can_read
-from leakaudit.algorithms.labels.local_steps import moved
+from leakaudit.algorithms.labels.local_steps import after_the_steps
 from leakaudit.algorithms.labels.output_layer import (
     Neutral,
     NeutralInputs,
@@ -24,7 +24,8 @@ from leakaudit.algorithms.labels.output_layer import (
     logit_gradient,
     neutral_outputs,
 )
-from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
+from leakaudit.algorithms.labels.simulated_counts import nearest_shares
+from leakaudit.plugins import APPLIES, Applicability, Budget, Observation, Reads, Reconstruction, attack, not_applicable
 
 
 @attack("rlu")
@@ -42,6 +43,10 @@ class Rlu(CountsLabels):
     With `auxiliary` data P is the mean of their predictions by class. Without such data the same dummy inputs stand for
     every class, so P does not show what the local steps taught the model about single classes.
 
+    Several steps of Adam and of similar optimizers leave no gradient. There the attack simulates them: it draws the labels of
+    all steps, lets the client's optimizer move the output bias by each draw, and takes the draws nearest to the observed
+    movement (see `simulated_counts`). Moments of earlier rounds are not known, so it refuses where they were kept.
+
     For one step and no update of other layers it is `llg-plus` or `llg-star` solved by least squares.
     """
 
@@ -51,15 +56,16 @@ class Rlu(CountsLabels):
     """Dummy pictures where there are no auxiliary data; text is always random words."""
 
     label: ClassVar[str] = "RLU"
+    reads: ClassVar[Reads] = "direction"
     meaning: ClassVar[str] = (
         "Reads the label counts from the output layer's update of one or several local steps, by a linear system."
     )
     source: ClassVar[str] = (
         "RLU (Chen and Vikalo 2024): least squares on the output layer's update with erroneous confidences; "
-        "interpolation instead of Monte Carlo is ours"
+        "interpolation instead of Monte Carlo and the simulation of other optimizers are ours"
     )
     threat_model: ClassVar[str] = (
-        "Sees the difference that a client's local SGD steps made, knows the weights before them; cross-entropy."
+        "Sees the difference that a client's local steps made, knows the weights before them; cross-entropy."
     )
 
     def applies(self, seen: Observation) -> Applicability:
@@ -68,7 +74,24 @@ class Rlu(CountsLabels):
         The layer has to be trained on one class a sequence.
         """
         verdict = can_read(seen)
+        if verdict and seen.only_a_direction:
+            verdict = self._can_simulate(seen)
         return verdict if not verdict or self.auxiliary is None else can_use(self.auxiliary, seen)
+
+    def _can_simulate(self, seen: Observation) -> Applicability:
+        """Say whether the movement of the output bias can be simulated."""
+        sent = seen.sent or seen
+        if sent.facts.optimizer is None or not sent.facts.optimizer.fresh:
+            return not_applicable(
+                "the optimizer kept moments of earlier rounds, which move the output bias as labels do and are not in the update"
+            )
+        if sent.facts.defenses:
+            return not_applicable("a declared defence changed the update after the optimizer's step")
+        if find_output_layer(seen).bias is None:
+            return not_applicable(
+                "of steps whose gradients are not known it reads the output layer's bias, and none is shared"
+            )
+        return APPLIES
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Count the labels.
@@ -80,21 +103,50 @@ class Rlu(CountsLabels):
         layer, loss = find_output_layer(seen), head_loss(seen)
         state = rng.get_state()
         neutral, before, labels = self._outputs(seen, layer, rng)
-        steps = seen.facts.local_steps if seen.facts.view == "delta" else 1
+        steps = seen.facts.local_steps
         after = before
-        if steps > 1 and seen.facts.learning_rate:
-            with moved(seen.model, seen.update, seen.facts.learning_rate * steps):
+        if steps > 1:
+            with after_the_steps(seen):
                 rng.set_state(state)  # the same dummy inputs again
                 _, after, _ = self._outputs(seen, layer, rng)
         ways = torch.arange(steps, dtype=torch.float64) / steps  # step k of K starts at k / K of the way
         logits = [(1 - float(way)) * before + float(way) * after for way in ways]
-        predicted = torch.stack([z.softmax(dim=1) for z in logits]).mean(dim=0)  # (N, C)
+        each_step = torch.stack([z.softmax(dim=1) for z in logits])  # (K, N, C)
+        if seen.only_a_direction:
+            return self._simulated(seen, layer, loss, each_step, labels, rng)
+        predicted = each_step.mean(dim=0)  # (N, C)
 
         def count(noisy: Observation) -> Reconstruction:
             return self._count(noisy, layer, loss, neutral, predicted, labels)
 
         found = count_in_noise(seen, layer, rng, count)
         return replace(found, diagnostics={**found.diagnostics, "local_steps": float(steps)})
+
+    def _simulated(
+        self,
+        seen: Observation,
+        layer: OutputLayer,
+        loss: HeadLoss,
+        predicted: Tensor,
+        labels: Tensor | None,
+        rng: torch.Generator,
+    ) -> Reconstruction:
+        """Return the counts of a client whose optimizer leaves no gradient.
+
+        Args:
+            seen: the difference of weights.
+            layer: its output layer, with a bias.
+            loss: the head's loss.
+            predicted: (K, N, C) predictions in each step.
+            labels: (N,) of the inputs; None if they have none.
+            rng: draws counts.
+        """
+        by_class = torch.stack([class_means(step, labels, step.shape[1]) for step in predicted])  # (K, C, C)
+        sequences = batch_size(seen, self.data_count) or seen.facts.local_steps
+        sent = seen.sent or seen
+        shares, off = nearest_shares(sent, str(layer.bias), by_class, sequences, loss, rng)
+        found = self.counted(shares.to(predicted), seen, layer, loss, movement_misfit=off)
+        return replace(found, diagnostics={**found.diagnostics, "local_steps": float(seen.facts.local_steps)})
 
     def _count(
         self,

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
+from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
+from leakaudit.algorithms.gradient_estimate import divisor_of, only_bounded, rounding_of_update
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
 from leakaudit.plugins import (
     APPLIES,
@@ -21,6 +23,7 @@ from leakaudit.plugins import (
     Budget,
     Goal,
     Observation,
+    Reads,
     Reconstruction,
     attack,
     not_applicable,
@@ -34,6 +37,10 @@ LONGER = 3.0
 """Least ratio of a target row's length to the lower quartile of all lengths, if features share no direction.
 Lengths are divided by the token's probability. Our choice: the ratio is 8 or more for targets and below 1.3 for other
 rows."""
+
+ROUNDINGS = 4.0
+"""Standard deviations of the rounding that a row has to point backwards by, where weights were sent. Our choice: two of 100,000 rows do so by
+chance."""
 
 
 @attack("target-tokens")
@@ -51,6 +58,10 @@ class TargetTokens:
     batch. The first token of a text is no target, so it is found only with a tied head. The targets of a masked
     language model are its masked words.
 
+    Steps of Adam keep the signs of a row's entries and hide its length, so after several such steps only the direction of a
+    row counts. If the optimizer kept its moments, tokens of earlier rounds are named as well; the diagnostic
+    `earlier_rounds` is then 1.
+
     Under noise half of all rows point backwards by chance. So a row counts only if it points backwards by more than
     noise explains (`leakaudit.algorithms.above_noise`).
     """
@@ -64,6 +75,7 @@ class TargetTokens:
         "Reads which tokens a language model was trained to predict from the rows of its output layer's gradient."
     )
     goal: ClassVar[Goal] = "words"
+    reads: ClassVar[Reads] = "direction"
     source: ClassVar[str] = (
         "LLG (Wainakh et al. 2022), Property 1, for tokens; the label set from an output layer as in RLG (Dang et al. 2021)"
     )
@@ -96,15 +108,37 @@ class TargetTokens:
         shared = float(mean.square().sum() / features.square().sum(dim=1).mean())
         backwards = -(rows @ mean)  # (V,), positive for targets
         noise = noise_in(seen, rows)
-        named = backwards > 0
+        named = backwards > ROUNDINGS * _rounding(seen, name, mean)
         if noise > 0.0:
             named = standing_out(backwards / noise, projection_cut(mean, heavy_tailed(rows)), self.false_rows)
-        elif shared < SHARED_DIRECTION:
+        elif shared < SHARED_DIRECTION and not seen.only_a_direction:
             length = rows.norm(dim=1) / probabilities  # (V,)
             named = named | (length > LONGER * length.quantile(0.25))
         around = seen.facts.vocabulary.wordless_ids
         ids = [token for token in named.nonzero().flatten().tolist() if token not in around]
-        return Reconstruction(tokens=tuple(ids), diagnostics={"rows": float(len(ids)), "shared_direction": shared})
+        facts = {
+            "rows": float(len(ids)),
+            "shared_direction": shared,
+            "earlier_rounds": float(holds_earlier_rounds(seen)),
+        }
+        return Reconstruction(tokens=tuple(ids), diagnostics=facts)
+
+
+def _rounding(seen: Observation, name: str, direction: Tensor) -> Tensor:
+    """Return (V,) the error of each row's inner product with a direction.
+
+    It comes from the rounding of weights. Entries of which only a sign and a least size are known count without error: their signs are right.
+    """
+    error = seen.error.get(name)
+    if error is None and seen.facts.view == "delta":
+        weight = dict(seen.model.named_parameters())[name].detach()
+        error = rounding_of_update(
+            weight, seen.facts.learning_rate or 0.0, seen.facts.local_steps, divisor_of(seen.facts)
+        )
+    if error is None:
+        return torch.zeros(len(seen.update[name]), dtype=torch.float64, device=direction.device)
+    certain = error.double() * ~only_bounded(seen, name)
+    return (certain.square() @ direction.square()).sqrt()
 
 
 def _token_head(seen: Observation) -> tuple[nn.Linear, str]:

@@ -16,6 +16,7 @@ __all__ = [
     "devices",
     "entries",
     "inline",
+    "known_factors",
     "live_copy",
     "publish",
     "results",
@@ -28,6 +29,7 @@ __all__ = [
     "state",
     "step_record",
     "verification",
+    "verified_record",
     "weight_difference",
     "worker",
 ]

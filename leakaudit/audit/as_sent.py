@@ -1,4 +1,4 @@
-"""What left the machine, as a second update of a step beside the one that the training produced."""
+"""What left the machine: a second update of a step, beside the produced one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def sent_of(sent: Observation | None, produced: Observation, client: ClientStep)
         produced: the update of the training.
         client: the step that produced it.
     """
-    if sent is None or _same(sent.update, produced.update):
+    if sent is None:
+        return None
+    sent = sent.to(next(produced.model.parameters()).device)
+    if _same(sent.update, produced.update):
         return None
     declared = replace(client, facts=sent.facts)
     bare = {name: produced.update[name] for name in sent.update}

@@ -126,7 +126,7 @@ def readable(attack: Attack, seen: Observation) -> tuple[Observation, Applicabil
     A difference of weights becomes an estimate of the gradient, unless the attack reads differences itself.
     """
     wants = getattr(attack, "reads", "gradient")
-    if wants == "update" or seen.facts.update_kind in ("gradient", "sgd"):
+    if wants == "update":
         return seen, applicability(attack, seen)
     estimated, found = as_gradient(seen)
     if found.quality == "direction" and wants != "direction":

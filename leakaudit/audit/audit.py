@@ -27,9 +27,9 @@ from leakaudit.audit.entries import AttemptId, EntryBuilder
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
-from leakaudit.audit.stamp import stamp_of
 from leakaudit.audit.state import JOURNAL, AuditState, Journal, step_id_of
-from leakaudit.audit.step_record import lost_record, record_as_sent, record_of, regime_of, subject_of
+from leakaudit.audit.step_record import lost_record, regime_of, subject_of
+from leakaudit.audit.verified_record import verified_record
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
@@ -190,9 +190,8 @@ class Audit:
         """
         if interrupted:
             self.catch_up()
-        if self._state.saved.as_sent:
-            for entry in copies_of_produced(self._journal.entries):
-                self._journal.append(entry)
+        for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
+            self._journal.append(entry)
         end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
@@ -203,8 +202,7 @@ class Audit:
     def _step(self, snapshot: Snapshot) -> None:
         observation, truth = snapshot.observation.to(self.device), snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
-        told = None if snapshot.sent is None else snapshot.sent.to(self.device)
-        sent = None if self._plugins.server is not None else sent_of(told, observation, client)
+        sent = None if self._plugins.server is not None else sent_of(snapshot.sent, observation, client)
         record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
         found = defenses_found(client, record.verification, observation.update)
@@ -225,7 +223,7 @@ class Audit:
         for label, defense in self._plugins.defenses:
             self._attack_under(label, defense, record.id, client, observation, truth)
         if sent is not None:
-            self._run_all(self._due_under(AS_SENT, record.id), sent.seen, truth)
+            self._run_all(self._open_attempts(record.id, AS_SENT), sent.seen, truth)
         self._control(record.id, client, observation)
 
     def _verified(self, snapshot: Snapshot, client: ClientStep, sent: SentUpdate | None) -> StepRecord:
@@ -233,22 +231,9 @@ class Audit:
         known = self._state.record_of(step_id_of(snapshot.provenance.step))
         if known is not None:
             return known
-        # `check: rebuilt` does not trust the stamp in a snapshot: anyone who can write the file could have made it.
-        stamped = snapshot if self.config.check == "in_place" else replace(snapshot, checked=None)
-        verification = stamp_of(stamped, client)
-        record = record_of(
-            snapshot,
-            verification,
-            defenses_left(
-                client, verification
-            ),  # as declared: numbers that differ from step to step would give every step another name
-            digest=self._state.keyed_hash(snapshot.observation.digest().encode(), digits=64),
-            min_tokens=self.config.min_tokens,
-        )
+        record = verified_record(snapshot, client, sent, self.config, self._state)
         saved = self._state.saved
-        if sent is not None:
-            record = record_as_sent(record, sent.stamp, sent.shipped)
-            saved.as_sent = True
+        saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)
         saved.subject = saved.subject or subject_of(snapshot)
         saved.regime = regime_of(snapshot, saved.regime)
@@ -259,7 +244,7 @@ class Audit:
         self, label: str, defense: Defense, step_id: str, client: ClientStep, seen: Observation, truth: Truth
     ) -> None:
         """Apply one defence and run every unfinished attempt under it."""
-        todo = self._due_under(label, step_id)
+        todo = list(self._open_attempts(step_id, label))
         if not todo:
             return
         if not seen.whole and not defense.is_identity():
@@ -278,11 +263,8 @@ class Audit:
         self._run_all(todo, defended, truth)
 
     def _run_all(self, todo: Iterable[tuple[AttemptId, Attack]], seen: Observation, truth: Truth) -> None:
-        for attempt, attack in todo:
-            self._append(self._attempts.run(attempt, attack, seen, truth, raise_out_of_memory=self._on_gpu))
-
-    def _due_under(self, label: str, step_id: str) -> list[tuple[AttemptId, Attack]]:
-        return [pair for pair in self._open_attempts(step_id) if pair[0].defense == label]
+        for which, attack in todo:
+            self._append(self._attempts.run(which, attack, seen, truth, raise_out_of_memory=self._on_gpu))
 
     def _control(self, step_id: str, client: ClientStep, seen: Observation) -> None:
         """Run the control of a step, if it is due."""
@@ -294,14 +276,11 @@ class Audit:
             controls.append(outcome)
             self._state.save()
 
-    def _open_attempts(self, step_id: str) -> Iterable[tuple[AttemptId, Attack]]:
-        """Yield the unfinished attempts on a step, ordered by defence.
-
-        If the step was sent as produced, the attempts on what was sent are copies, which `finish` makes.
-        """
+    def _open_attempts(self, step_id: str, under: str = "") -> Iterable[tuple[AttemptId, Attack]]:
+        """Yield the unfinished attempts on a step, ordered by defence, or those under one."""
         record = self._state.record_of(step_id)
-        sent = (AS_SENT,) if record is not None and record.sent is not None else ()
-        for defense in (*(label for label, _ in self._plugins.defenses), *sent):
+        sent = (AS_SENT,) if record is not None and record.sent is not None else ()  # else copies, which `finish` makes
+        for defense in (under,) if under else (*(label for label, _ in self._plugins.defenses), *sent):
             for label, attack in self._plugins.attacks:
                 if not self._journal.has(step_id, label, defense):
                     yield AttemptId(step_id, label, defense), attack

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from leakaudit.audit.comparison import Update, UpdateComparison
-from leakaudit.audit.weight_difference import WeightDifference
+from leakaudit.audit.known_factors import why_scaled
+from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.models.tensors import coarsest_dtype
@@ -52,19 +53,11 @@ another batch has a projection below 1, with any noise.
 """
 
 
-FACTOR_TOLERANCE = 1e-3
-"""Largest relative distance of a factor from a known one. Our choice."""
-
-
 SAME_DIRECTION = 0.2
 """Smallest cosine with the recomputed update, for a step without random state.
 
 A step with a smaller cosine is a mismatch. Our choice: with another dropout mask the cosine is 0.8 or more at the usual rate of 0.1.
 """
-
-
-ALMOST_SAME = 0.9
-"""Smallest cosine at which a note on a mismatch counts the weights that differ. Our choice: below it most of them do."""
 
 
 def verify(
@@ -261,7 +254,7 @@ class _Verifier:
             relative_error=error,
             scale=factor,
             note="; ".join(
-                filter(None, (_why_scaled(self.step, found, factor, self.rounding), self._missing_note(left_out)))
+                filter(None, (why_scaled(self.step, found, factor, self.rounding), self._missing_note(left_out)))
             ),
             absent=left_out.absent,
             noiseless=left_out.noiseless,
@@ -318,28 +311,17 @@ class _Verifier:
             )
         if self._noise_is_changed():
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
-        if self._loses_dropout() and self._same_direction(found):
+        if self.repeated is None and _loses_dropout(self.step) and self._same_direction(found):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
         if self.weights is not None and not self.active and self.weights.is_open():
-            return _unverifiable(
-                "repeated with other rounding, its optimizer may move the weights otherwise by as much as it moved them; verify it on the "
-                f"kind of machine that trained; cosine {found.cosine:.2f}",
-                *numbers,
-            )
-        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch{self._stray_note(found)}"
+            return _unverifiable(f"{OTHER_ROUNDING}; cosine {found.cosine:.2f}", *numbers)
+        note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch{self.weights.note(found) if self.weights else ''}"
         return Verification(
             status=VerificationStatus.MISMATCH,
             note=note + self._clipping_hint(found),
             relative_error=numbers[0],
             scale=numbers[1],
         )
-
-    def _stray_note(self, found: UpdateComparison) -> str:
-        """Return which weights differ, if the update is the same but for some entries."""
-        if self.weights is None or found.cosine < ALMOST_SAME:
-            return ""
-        names = self.weights.strays()
-        return f", but entries of {len(names)} of {len(found.own)} parameters differ by more than rounding (first {min(names)!r})"
 
     def _clipping_hint(self, found: UpdateComparison) -> str:
         """Return a hint if a factor before the declared noise would explain the update.
@@ -361,14 +343,6 @@ class _Verifier:
         noisy = [plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]
         return any(noisy) and not all(noisy[noisy.index(True) :])
 
-    def _loses_dropout(self) -> bool:
-        return (
-            self.repeated is None
-            and self.step.recipe.training
-            and bool(self.step.facts.dropout)
-            and not _repeats_dropout(self.step)
-        )
-
     def _same_direction(self, found: UpdateComparison) -> bool:
         """Return whether the two updates may have the same direction, given the noise."""
         if not self.sigma:
@@ -376,34 +350,9 @@ class _Verifier:
         return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
 
 
-def _why_scaled(step: ClientStep, found: UpdateComparison, k: float, rounding: float) -> str:
-    """Return the usual reason for a factor `k`; empty if no usual reason fits.
-
-    Args:
-        step: the step with its number of micro-batches and processes.
-        found: the comparison with the expected update.
-        k: the factor.
-        rounding: relative error of `k`, from the rounding of the gradient that it multiplied.
-    """
-    windows, processes = len(step.truth.micro_batches), step.recipe.processes
-    norm = found.seen_norm
-    round_norm = float(f"{norm:.1g}")
-    named = [
-        (k, windows, "the number of micro-batches"),
-        (k, 1 / windows, "one over the number of micro-batches"),
-        (k, processes, "the number of processes"),
-        (k, 1 / processes, "one over the number of processes"),
-    ]
-    for value, known, name in named:
-        if known != 1 and abs(value - known) <= FACTOR_TOLERANCE * known:
-            return f"the factor is {name}"
-    exponent = math.log2(1 / k)
-    if step.recipe.autocast == "fp16" and exponent >= 1 and abs(exponent - round(exponent)) <= FACTOR_TOLERANCE:
-        return f"one over 2^{round(exponent)}, as of a GradScaler that the audit was not told of"
-    # Both the factor and the gradient are rounded.
-    if k < 1 and abs(norm - round_norm) <= max(FACTOR_TOLERANCE, 2 * rounding) * round_norm:
-        return f"as if clipped to a norm of {round_norm:g}"
-    return ""
+def _loses_dropout(step: ClientStep) -> bool:
+    """Return whether a repetition of the step draws other dropout masks."""
+    return step.recipe.training and bool(step.facts.dropout) and not _repeats_dropout(step)
 
 
 def _is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:

@@ -209,8 +209,10 @@ class _Work:
 
     def _report_so_far(self) -> None:
         """Write the results of the rounds so far: nobody knows when the next one comes."""
-        if self.audit_file.config.unit == "round" and self.spool.totals() is None:
-            write_results(self.spool, self.audit, self.refused, True, self.options)
+        if self.audit_file.config.unit != "round" or self.spool.totals() is not None:
+            return
+        if write_results(self.spool, self.audit, self.refused, True, self.options) is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
 
     def _give_back(self) -> None:
         """Put the claimed snapshot back into the spool, if there is one."""

@@ -117,7 +117,7 @@ class Adapter:
         return AuditRun.begin(config, _with_peers(self._described(), peers), spool, folder)
 
     def _open_round(self) -> None:
-        """Begin a round of the audit in its folder; this object has no run if it is not due."""
+        """Begin a round of the audit in its folder; there is no run if it is not due."""
         if (others := peers_of()) is not None:
             others.decline()
         self._refuse()

@@ -111,6 +111,11 @@ class TrainerContext:
         return self.total_steps // self.steps_per_round
 
     @property
+    def one_step(self) -> bool:
+        """Whether an update comes from one optimizer step."""
+        return self.observe != "delta" or self.local_steps == 1
+
+    @property
     def steps_per_round(self) -> int:
         """Optimizer steps that are one step of the audit: K for `delta`, else 1.
 

@@ -238,4 +238,4 @@ def time_in_words(config: AuditConfig) -> str:
     if len(config.defenses) > 1:
         attempts += f" x {counted(len(config.defenses), 'defence')}"
     seconds = len(config.attacks) * len(config.defenses) * config.budget_s
-    return f"{attempts}, up to {config.budget_s:g} s each: up to {duration(seconds)} a step"
+    return f"{attempts}, up to {config.budget_s:g} s each: up to {duration(seconds)} a {config.unit}"

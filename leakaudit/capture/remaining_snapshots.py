@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import HELD
 
 
 def command_to_continue(spool: Spool) -> str:
@@ -18,7 +19,7 @@ def remaining_snapshots(spool: Spool) -> str:
 
     It names their steps, their folder and their content, and says how they are audited or removed.
     """
-    waiting = _steps(spool, ".ready", ".run")
+    waiting = _steps(spool, HELD, ".ready", ".run")
     refused = _steps(spool, ".bad")
     if not waiting and not refused:
         return ""

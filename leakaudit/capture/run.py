@@ -134,10 +134,7 @@ class AuditRun:
         if self._has_parted() or not (self.plan.due(step) or self.postponed or self.recorder.due_again):
             return
         start = time.perf_counter()
-        several = (
-            self.trainer.observe == "delta" and self.trainer.local_steps != 1
-        )  # A moves from the second local step on
-        self.postponed = not several and has_fresh_adapters(self.description.model)
+        self.postponed = self.trainer.one_step and has_fresh_adapters(self.description.model)
         if self.postponed:
             if self.trainer.writes:
                 notify(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,19 @@ class Observation:
     """
     sent: Observation | None = None
     """What the client sent, if `update` is an estimate of a gradient; else None."""
+
+    @property
+    def only_a_direction(self) -> bool:
+        """Whether `update` is a difference of weights in place of a gradient.
+
+        Its entries then tell neither the size of the gradient nor, for certain, its sign.
+        """
+        return self.sent is not None and not self.error
+
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What algorithms have computed from this observation alone, by their own keys."""
+        return {}
 
     @cached_property
     def noise_sigma(self) -> float:

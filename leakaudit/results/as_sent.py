@@ -29,7 +29,7 @@ def shipped_column(results: Results) -> str:
 
 
 def seen_under(results: Results, defense: str) -> Results:
-    """Return the results with the stamps of the updates that attempts under a defence read.
+    """Return the results with the stamps of the updates that attempts read.
 
     A sent update has a stamp of its own: it says whether the declared defences make it from the produced one.
     """

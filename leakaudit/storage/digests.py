@@ -76,7 +76,10 @@ class TreeDigest:
             self._root.update(self._pending.popleft().result())
 
     def _begun(self, parts: list[memoryview], number: int, last: bool) -> Future[bytes]:
-        """Begin to hash a leaf; hash it here if the interpreter ends and takes no more work for its threads."""
+        """Begin to hash a leaf.
+
+        It is hashed here if the interpreter ends and takes no more work for its threads.
+        """
         try:
             return self._pool.submit(_leaf, parts, number, last)
         except RuntimeError:

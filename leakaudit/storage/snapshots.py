@@ -213,7 +213,7 @@ def read_snapshot(
 
 
 def _sent(facts: SentUpdate, weights: Mapping[str, Tensor], produced: Observation, folder: Path) -> Observation:
-    """Return what was sent: the difference of the weights before and those that were sent."""
+    """Return what was sent: the difference of the weights before and as sent."""
     wrong = [n for n, w in weights.items() if n not in produced.update or w.shape != produced.update[n].shape]
     if wrong or not weights:
         raise SnapshotDamagedError(

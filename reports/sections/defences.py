@@ -6,7 +6,7 @@ from typing import Literal
 
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.wording import percent
-from leakaudit.reports.cells import OBSERVED
+from leakaudit.reports.cells import OBSERVED, shown_name
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.escaping import plain
@@ -14,6 +14,7 @@ from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import confidence_level
 from leakaudit.results import bounds as stats
+from leakaudit.results.as_sent import shipped_column
 
 
 def section(redacted: RedactedResult) -> Section | None:
@@ -21,13 +22,13 @@ def section(redacted: RedactedResult) -> Section | None:
     results, verdict = redacted.results, redacted.verdict
     rule = next((r for r in verdict.rules if r.kind == "max_rate" and r.level == "error"), None)
     rule = rule or next((r for r in verdict.rules if r.k is not None), None)
-    if rule is None or not verdict.alternatives:
+    shipped = shipped_column(results)
+    if rule is None or (not verdict.alternatives and shipped == OBSERVED):
         return None
-    figures = [OBSERVED, *(a.defense for a in verdict.alternatives)]
+    figures = dict.fromkeys([OBSERVED, shipped, *(a.defense for a in verdict.alternatives)])
     found = {defense: outcomes(results, defense, rule.subject, rule.attacks) for defense in figures}
     rows, bars = [], []
     for defense, seen in found.items():
-        ships = defense == OBSERVED
         k, n, late = seen.leaked, seen.finished, seen.open
         lower, upper = (
             stats.lower_bound(k, n + late),
@@ -36,16 +37,16 @@ def section(redacted: RedactedResult) -> Section | None:
         note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
         rows.append(
             {
-                "name": defense,
+                "name": shown_name(results, defense),
                 "seen": note if n + late else "no evidence",
                 "bounds": f"{percent(lower)} to {percent(upper)}" if n > 1 else "none",
-                "paired": "this is what is shipped" if ships else compare(found[OBSERVED], seen),
-                "attacker": "sees the update as sent" if ships else "knows the defence",
+                "paired": _paired(defense, shipped, compare(found[OBSERVED], seen)),
+                "attacker": _attacker(defense, shipped),
             }
         )
         if n + late > 1:
             state = _bar_state(k, n, late)
-            bars.append(RateBar(plain(defense), k / (n + late), lower, upper, note, state))
+            bars.append(RateBar(plain(shown_name(results, defense)), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
     what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
@@ -57,6 +58,19 @@ def section(redacted: RedactedResult) -> Section | None:
     chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
     sure = confidence_level(verdict)
     return Section("defences", "Do the defences help?", {"rows": rows, "chart": chart, "lead": lead, "sure": sure})
+
+
+def _paired(defense: str, shipped: str, stopped: str) -> str:
+    """Return what a row says beside the produced update, which the first row shows."""
+    if defense != OBSERVED:
+        return f"this is what is shipped; {stopped}" if defense == shipped else stopped
+    return "this is what is shipped" if shipped == OBSERVED else "before anything changed it"
+
+
+def _attacker(defense: str, shipped: str) -> str:
+    if defense == shipped:
+        return "sees the update as sent"
+    return "would see the update of the training" if defense == OBSERVED else "knows the defence"
 
 
 def _bar_state(leaked: int, finished: int, unfinished: int) -> Literal["leak", "clean", "open"]:

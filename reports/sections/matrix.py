@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from leakaudit.reports.cells import OBSERVED, attack_names, cell_for, cell_of, defense_names
+from leakaudit.reports.cells import OBSERVED, attack_names, cell_for, cell_of, defense_names, shown_name
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
+from leakaudit.results.as_sent import shipped_column
 
 
 def section(redacted: RedactedResult) -> Section:
@@ -26,5 +27,8 @@ def section(redacted: RedactedResult) -> Section:
     )
     if not table:
         lead = "No attack was run."
-    columns = [{"name": d, "ships": d == OBSERVED, "note": note if d == OBSERVED else ""} for d in defenses]
+    ships = shipped_column(results)
+    columns = [
+        {"name": shown_name(results, d), "ships": d == ships, "note": note if d == ships else ""} for d in defenses
+    ]
     return Section("matrix", "Attacks against defences", {"lead": lead, "columns": columns, "rows": table})

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.algorithms.labels.output_layer import check_gradient, find_output_layer, logit_gradient, neutral_outputs
 from leakaudit.errors import AnatomyError
 from tests.support import tiny
+from tests.support.optimizer_steps import difference_step
 
 
 def test_the_last_linear_layer_with_one_output_a_class_is_the_output_layer() -> None:
@@ -81,7 +83,9 @@ def test_language_modelling_has_no_labels() -> None:
 def test_a_difference_of_weights_is_no_gradient() -> None:
     """Its sign is the optimizer's."""
     with pytest.raises(AnatomyError, match="difference of weights"):
-        check_gradient(tiny.observe(["a dog"]).facts.model_copy(update={"view": "delta"}))
+        check_gradient(difference_step("SGD", [["a dog"]]).observe())
+    with pytest.raises(AnatomyError, match="only the signs of its large entries"):
+        check_gradient(as_gradient(difference_step("AdamW", [["a dog"]]).observe())[0])
 
 
 def test_the_bias_update_is_probability_minus_share_of_each_class() -> None:

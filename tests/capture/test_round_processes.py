@@ -1,4 +1,4 @@
-"""One audit of rounds over several processes, in turn, at once, and when one is killed."""
+"""One audit of rounds over several processes: in turn, at once, one killed."""
 
 from __future__ import annotations
 

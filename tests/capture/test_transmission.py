@@ -1,4 +1,7 @@
-"""The judgement on one round: a leak blocks, a round that protects passes, and whatever cannot be judged blocks."""
+"""The judgement on one round before it is transmitted.
+
+A leak blocks, a round that protects passes, and whatever cannot be judged blocks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer_round(folder: Path, **config: Any) -> Any:
-    """Train one round of one step; return the Trainer, whose model started as `tiny.bert()`."""
+    """Train one round of one step; return the Trainer of a former `tiny.bert()`."""
     audit = LeakAuditCallback(tiny_trainer.audit_config(folder, unit="round", **config))
     trainer = tiny_trainer.make_trainer(folder, audit, model=tiny.bert(), max_steps=1)
     audit.attach(trainer)

@@ -30,11 +30,11 @@ from leakaudit.plugins import (
     not_applicable,
 )
 from leakaudit.plugins.testing import check_attack, check_defense, check_metric, check_prior
-from leakaudit.registry import Registry
+from leakaudit.registry import Registry, attacks, metrics
 
-ATTACKS: Registry[Any] = Registry("attack", unless_stated={"needs": "everything", "blind": False})
+ATTACKS: Registry[Any] = Registry("attack", unless_stated=attacks._unless_stated)
 DEFENSES: Registry[Any] = Registry("defense")
-METRICS: Registry[Any] = Registry("metric", unless_stated={"needs_guess": False, "needs_model": False})
+METRICS: Registry[Any] = Registry("metric", unless_stated=metrics._unless_stated)
 PRIORS: Registry[Any] = Registry("prior")
 
 
@@ -117,6 +117,7 @@ def test_an_attack_that_keeps_its_promises_passes() -> None:
     ("changed", "message"),
     [
         ({"goal": "sums"}, r"changed: `goal` is one of text, words, labels; found sums"),
+        ({"reads": "weights"}, r"changed: `reads` is one of update, gradient, direction; found weights"),
         ({"threat_model": ""}, r"`threat_model` is a text that says something; found ''"),
         ({"label": "First word."}, r"`label` stands in the class itself, has at most 30 characters and no full stop"),
         ({"meaning": "guesses"}, r"`meaning` stands in the class itself and is a sentence"),

@@ -1,4 +1,4 @@
-"""Rounds of local steps with many optimizers, and what their differences are stamped.
+"""Rounds of local steps with many optimizers, and the stamps of their updates.
 
     python -m tests.support.delta_rows          # prints the table
     python -m tests.support.delta_rows --write  # writes it into docs/capture.md
@@ -153,7 +153,7 @@ def _cosine(optimizer: Any) -> Any:
 
 
 def adapted(**options: Any) -> Callable[[], nn.Module]:
-    """Return what makes a model with adapters by `get_peft_model`, LoRA unless options say so."""
+    """Return what makes a model with adapters of peft; LoRA by default."""
     import peft
 
     def make() -> nn.Module:

@@ -1,6 +1,7 @@
 """Label inference: from the update of an output layer to class counts.
 
-The package may import `plugins`, `models` and the public half of `client` (`facts`, `observation`).
+The package may import `plugins`, `models`, `algorithms.gradient_estimate` and the public half of `client` (`facts`, `observation`,
+`optimizer`).
 """
 
 __all__ = [
@@ -12,5 +13,7 @@ __all__ = [
     "head_loss",
     "llg",
     "local_steps",
+    "logit_regression",
     "output_layer",
+    "simulated_counts",
 ]

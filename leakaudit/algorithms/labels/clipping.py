@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.client.observation import Observation
 
 AT_THE_BOUND = 0.99
@@ -17,13 +18,16 @@ def scale_is_known(seen: Observation) -> bool:
 
     Clipping multiplies the whole update by one unknown factor. The norm shows whether the update was clipped, unless a declared defence
     may have changed the norm afterwards. So if the client clips and declares a defence, the factor counts as unknown. It also counts as
-    unknown after a defence that does not keep the length (signs, clipping of each example), even if the client does not clip.
+    unknown after a defence that does not keep the length (signs, clipping of each example), even if the client does not clip. If the
+    update is an estimate of a gradient in which some entries are only bounded, its norm is not known either.
     """
-    if seen.resized:
+    if seen.resized or seen.only_a_direction:
         return False
     bound = seen.facts.max_grad_norm
     if bound is None:
         return True
+    if any(bool(only_bounded(seen, name).any()) for name in seen.error):
+        return False  # the norm is not known
     norm = float(torch.stack([tensor.norm() for tensor in seen.update.values()]).norm())
     return not seen.facts.defenses and norm < AT_THE_BOUND * bound
 

@@ -12,8 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.labels.head_loss import HeadLoss, mean_gradient
+from leakaudit.algorithms.labels.logit_regression import AT_LEAST
 from leakaudit.algorithms.labels.output_layer import OutputLayer, bias_gradient
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Reconstruction
@@ -25,6 +27,9 @@ than the error of the predicted probabilities, so a guess would mean nothing."""
 ROUNDING = 1e-6
 """Largest error of an entry of the bias's update. Our choice: the entry is a sum of B numbers of at most 1 / B, so the error of float32
 is about 1e-7."""
+
+ERRORS = 4.0
+"""Standard deviations of an entry's error that a bound allows for. Our choice: more occur in one of 10,000 entries."""
 
 NEAR_INTEGER = 0.1
 """Largest distance of B times a class's share from a whole number. Our choice."""
@@ -93,7 +98,7 @@ def batch_size(seen: Observation, granted: int | None = None) -> int | None:
     if lengths is not None:
         return len(lengths)
     bound = seen.facts.batch_size_bound
-    return None if bound is None else bound * (seen.facts.local_steps if seen.facts.view == "delta" else 1)
+    return None if bound is None else bound * seen.facts.local_steps
 
 
 def smallest_batch(shares: Tensor) -> int:
@@ -161,12 +166,41 @@ def fewest_of_each(seen: Observation, layer: OutputLayer, loss: HeadLoss, sequen
     if bias is None or sequences is None:
         return nothing
     off = torch.full_like(bias, ROUNDING)
-    if seen.facts.view == "delta":  # error of the difference: the weights before and after are rounded
+    name = str(layer.bias)
+    if name in seen.error:
+        certain = torch.where(only_bounded(seen, name), AT_LEAST * bias, bias)
+        off += torch.where(certain == bias, ERRORS * seen.error[name].double(), torch.zeros_like(bias))
+        bias = certain
+    elif seen.facts.view == "delta":  # error of the difference: the weights before and after are rounded
         size = layer.module.bias.detach().double().abs() + bias.abs()
         off += torch.finfo(torch.float32).eps * size / ((seen.facts.learning_rate or 1.0) * seen.facts.local_steps)
     least = loss.shares(-mean_gradient(bias, loss, sequences)) - off  # (C,)
     found = (sequences * least).ceil().clamp_min(0).long()
     return found if int(found.sum()) <= sequences else nothing  # the update was scaled
+
+
+def expected_sizes(gradient: Tensor, bounded: Tensor, sequences: int) -> Tensor:
+    """Return the logits' gradient with likely sizes for entries of unknown size.
+
+    If every class is as likely, the count n of a class among B sequences is binomial. The sign of d = 1 / C - n / B says which counts are
+    possible, and their mean gives the size.
+
+    Args:
+        gradient: (C,) of the logits.
+        bounded: (C,) bool, entries of which only sign and least size are known.
+        sequences: B.
+
+    >>> expected_sizes(torch.tensor([-0.01, 0.01], dtype=torch.float64), torch.tensor([True, True]), 1)
+    tensor([-0.5000,  0.5000], dtype=torch.float64)
+    """
+    even = 1 / len(gradient)
+    counts = torch.arange(sequences + 1, dtype=torch.float64, device=gradient.device)  # (B + 1,)
+    likely = torch.distributions.Binomial(sequences, torch.tensor(even, dtype=torch.float64)).log_prob(counts.cpu())
+    sizes = even - counts / sequences  # (B + 1,)
+    possible = (torch.sign(sizes)[None] == torch.sign(gradient)[:, None]) & bounded[:, None]  # (C, B + 1)
+    weight = likely.exp().to(gradient) * possible
+    mean = (weight * sizes).sum(dim=1) / weight.sum(dim=1).clamp_min(1e-300)
+    return torch.where(possible.any(dim=1), mean.to(gradient), gradient)
 
 
 def on_the_simplex(values: Tensor) -> Tensor:

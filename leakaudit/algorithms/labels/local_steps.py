@@ -7,6 +7,21 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from leakaudit.algorithms.gradient_estimate import divisor_of
+from leakaudit.client.observation import Observation
+
+
+@contextmanager
+def after_the_steps(seen: Observation) -> Iterator[None]:
+    """Set the weights after the client's steps while the block runs.
+
+    Args:
+        seen: of a client that sent a difference of weights, or the gradient that was estimated from it.
+    """
+    sent = seen.sent or seen
+    with moved(sent.model, sent.update, divisor_of(sent.facts)):
+        yield
+
 
 @contextmanager
 def moved(model: nn.Module, update: Mapping[str, Tensor], rate: float) -> Iterator[None]:

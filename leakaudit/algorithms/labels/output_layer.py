@@ -27,8 +27,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.algorithms.labels.head_loss import head_loss
-from leakaudit.client.facts import PublicFacts
+from leakaudit.algorithms.labels.logit_regression import EXAMPLES, regressed_gradient
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
@@ -114,13 +115,18 @@ def number_of_classes(seen: Observation) -> int:
     return facts.num_labels
 
 
-def check_gradient(facts: PublicFacts) -> None:
+def check_gradient(seen: Observation) -> None:
     """Refuse updates whose sign and size are not those of a gradient.
 
     Raises:
-        AnatomyError: the update is a difference of weights after one or more optimizer steps.
+        AnatomyError: the update is a difference of weights after one or more optimizer steps, or an estimate of a gradient in which only
+            signs and least sizes of some entries are known.
     """
-    if facts.view == "delta":
+    if any(bool(only_bounded(seen, name).any()) for name in seen.error):
+        raise AnatomyError(
+            "the gradient was computed from a bounded step of the optimizer, which tells only the signs of its large entries"
+        )
+    if seen.facts.view == "delta" or seen.facts.local_steps > 1:
         raise AnatomyError(
             "the update is a difference of weights and not a gradient; its sign and size are the optimizer's"
         )
@@ -129,9 +135,16 @@ def check_gradient(facts: PublicFacts) -> None:
 def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> Tensor:
     """Return the gradient of the logits d, (C,) in float64.
 
-    With a shared bias and no noise it is exact. Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
+    With a shared bias and no noise it is exact. If the update is an estimate in which its entries are only bounded, those of other parameters tell d (see
+    `logit_regression`). Otherwise d_c is estimated by dW_c . m / |m|^2, where m is the mean neutral feature. The
     sign of the estimate is right if a sequence's feature has a positive inner product with m. Its size is too small by their cosine.
     """
+    if _sizes_are_lost(seen, layer):
+        found = regressed_gradient(
+            seen, layer.bias, neutral_inputs(seen, torch.Generator().manual_seed(0), examples=EXAMPLES)
+        )
+        if found is not None:
+            return found
     mean = neutral.features.double().mean(dim=0)  # (H,)
     length = mean.square().sum().clamp_min(1e-30)
     projected = seen.update[layer.weight].double() @ mean / length  # (C,)
@@ -145,6 +158,12 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
     weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
     return (1 - weight) * bias + weight * projected
+
+
+def _sizes_are_lost(seen: Observation, layer: OutputLayer) -> bool:
+    """Return whether the output layer's own entries do not tell the gradient's size."""
+    own = layer.weight if layer.bias is None else layer.bias
+    return bool(only_bounded(seen, own).any())
 
 
 def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
@@ -172,8 +191,8 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
         seen: the observation.
         rows: (C, H) update of the layer's weight; the layer has no other use.
     """
-    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied:
-        return seen.noise_sigma
+    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied or seen.sent is not None:
+        return seen.noise_sigma  # columns of an estimate need not add up to 0
     left = float(rows.double().sum(dim=0).square().mean().sqrt()) / math.sqrt(len(rows))
     return left if left > ROUNDED * float(rows.double().square().mean().sqrt()) else 0.0
 

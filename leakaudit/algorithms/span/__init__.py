@@ -47,6 +47,7 @@ __all__ = [
     "sentence_moves",
     "sequence_assembly",
     "sequence_gradient",
+    "single_text",
     "soft_ranking",
     "sparse_regression",
     "subspace",

@@ -90,6 +90,7 @@ class AttentionEvidence:
         missing: (2H, m, d) orthonormal directions that explain nothing and do not count, or None.
         closing: (N,) booleans: inputs that end a sequence, if every sequence ends with one of them; None if sequences
             end with any token.
+        noise: share of a gradient's energy that may be noise; residuals are what is left beyond it.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class AttentionEvidence:
         positions: Tensor,
         missing: Tensor | None = None,
         closing: Tensor | None = None,
+        noise: float = 0.0,
     ) -> None:
         """Scale both sides alike, and remove the directions of missing inputs."""
         if missing is not None:
@@ -118,6 +120,7 @@ class AttentionEvidence:
         self.positions = positions
         self._places = positions.tolist()
         self._closing = closing
+        self._noise = noise
         self._beyond = int(positions.max()) + 1
 
     def grow(self, start: Sequence[int], available: Tensor, beam: int, longest: int) -> list[Group]:
@@ -146,7 +149,7 @@ class AttentionEvidence:
                 break
             supports = self._extend(supports, parents, rows)
             groups = [
-                Group(tuple(sorted(members, key=self._places.__getitem__)), residual)
+                Group(tuple(sorted(members, key=self._places.__getitem__)), self._beyond_noise(residual))
                 for members, residual in zip(supports.members, supports.residuals().tolist(), strict=True)
             ]
             best = min([best, *groups], key=lambda group: group.residual)
@@ -170,6 +173,7 @@ class AttentionEvidence:
             if residual < COMPLETE:
                 break
             left, place, row = min(self._exchanges(members), default=(float("inf"), 0, 0))
+            left = self._beyond_noise(left)
             if left >= residual:
                 break
             members[place], residual = row, left
@@ -208,10 +212,13 @@ class AttentionEvidence:
         supports = self._empty()
         for row in group.members[:-1]:
             supports = self._extend(supports, [0], [row])
-            left = float(supports.residuals()[0])
+            left = self._beyond_noise(float(supports.residuals()[0]))
             if int(supports.known[0]) and left < COMPLETE:
                 return Group(supports.members[0], left)
         return group
+
+    def _beyond_noise(self, residual: float) -> float:
+        return max(0.0, residual - self._noise)
 
     def _empty(self) -> _Supports:
         sides, _, width = self._vectors.shape

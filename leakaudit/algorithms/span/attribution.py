@@ -34,6 +34,9 @@ WEAK = 0.02
 """Share of its gradient below which the residual of a token or position is not assigned.
 Our choice: such a residual may be the error of an earlier assignment."""
 
+ABOVE_NOISE = 5.0
+"""Multiple of the known noise below which a residual is not assigned. Our choice: its direction is then known to a fifth."""
+
 STRICT: tuple[float, ...] = (0.002, 0.01, 0.03)
 """Bounds on coefficients for certain assignments, in the order in which they are tried.
 Our choice: unknown gradients change the coefficients of others by a tenth and more; if all gradients are known,
@@ -174,7 +177,9 @@ class _Solver:
             update @ attribution.position_directions,
         )
         self._floors = [USED_UP * side.norm(dim=0) for side in (self._by_token, self._by_position)]
+        self._weak = [WEAK / USED_UP * small for small in self._floors]
         if floors is not None:
+            self._weak = [weak + ABOVE_NOISE * floor for weak, floor in zip(self._weak, floors, strict=True)]
             self._floors = [small + floor for small, floor in zip(self._floors, floors, strict=True)]
         where = live.nonzero().flatten()
         rows, columns = attribution.tokens[where], attribution.positions[where]
@@ -212,7 +217,7 @@ class _Solver:
     def _strong(self, side: int) -> Tensor:
         """Return booleans: residuals of tokens (0) or positions (1) that are above errors."""
         now = (self._by_token, self._by_position)[side].norm(dim=0)
-        strong: Tensor = now > WEAK / USED_UP * self._floors[side]
+        strong: Tensor = now > self._weak[side]
         return strong
 
     def _possible(self) -> Tensor:

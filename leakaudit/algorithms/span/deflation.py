@@ -36,6 +36,10 @@ NOISY = 1.3
 """A difference counts as noise up to this multiple of the expected norm of the noise.
 Our choice."""
 
+CLEAR = 0.25
+"""Largest noise of a gradient, as a share of the gradient, at which it can confirm a sequence.
+Our choice: a wrong sequence explains more than a quarter of a gradient only by chance."""
+
 FLOOR = 3e-6
 """Share of its first size that subtracting simulated sequences leaves of a gradient.
 Measured; see docs/decisions/span_constants.md."""
@@ -175,7 +179,10 @@ class RemainingUpdate:
         """Assign gradients to pairs in the remaining update, and keep the result."""
         self.rounds += 1
         floors = (self.by_token.floor, self.by_position.floor)
-        self.assignments = assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
+        assignments = self.attribution.solve(self.update / self.scale, self.live(), floors)
+        noise = _noise_of_own(assignments, self.attribution, self.by_token)
+        unclear = (assignments.own >= 0) & ~assignments.assigned & (noise >= CLEAR)
+        self.assignments = assignments = replace(assignments, own=torch.where(unclear, -1, assignments.own))
         first = (self.pairs.positions == 0).nonzero().flatten()
         if len(first) == 1:  # the first token is in every sequence, so its gradient is a sum
             own, assigned, certain = assignments.own.clone(), assignments.assigned.clone(), assignments.certain.clone()
@@ -204,7 +211,12 @@ class RemainingUpdate:
         if closing is not None and not bool(closing.any()):
             closing = None
         return AttentionEvidence(
-            self.vectors[:, rows], self.updates(), self.assignments.own[rows], positions, closing=closing
+            self.vectors[:, rows],
+            self.updates(),
+            self.assignments.own[rows],
+            positions,
+            closing=closing,
+            noise=_median_noise(self.assignments, self.attribution, self.by_token),
         )
 
     def simulate(self, sequences: Sequence[Sequence[int]]) -> list[SequenceGradient]:
@@ -283,9 +295,9 @@ class RemainingUpdate:
         if not places:
             return None
         rows = torch.tensor([members[n] for n in places], device=part.gradients.device)
+        noise = self.by_token.noise[self.attribution.tokens[rows]] / self.attribution.along_token[rows].abs()
         seen, claimed = self.gradients_of(rows), part.gradients[:, places] / self.scale.T
         alone = _misfit(claimed.transpose(0, 1), seen)  # (m,)
-        noise = self.by_token.noise[self.attribution.tokens[rows]] / self.attribution.along_token[rows].abs()
         agree = alone < AGREES + noise / seen.norm(dim=1)
         if int(agree.sum()) * 3 < len(places):
             return None
@@ -310,6 +322,25 @@ class RemainingUpdate:
         """
         self.found.append(GuessedSequence(self.ids(members), confidence=1.0))
         self.update = self.update - gradients.T @ self.coordinates[list(members)]
+
+
+def _noise_of_own(assignments: Assignments, attribution: Attribution, side: Side) -> Tensor:
+    """Return (N,): the noise of each pair's own gradient, as a share of it.
+
+    It is 0 where the gradient is not known.
+    """
+    size = assignments.gradients.norm(dim=0)  # (K,)
+    if not len(size):
+        return torch.zeros_like(attribution.along_token)
+    noise = side.noise[attribution.tokens] / attribution.along_token.abs().clamp_min(1e-300)
+    share = noise / size[assignments.own.clamp_min(0)].clamp_min(1e-300)
+    return torch.where(assignments.own >= 0, share, 0.0)
+
+
+def _median_noise(assignments: Assignments, attribution: Attribution, side: Side) -> float:
+    """Return the median share of noise in the energy of the known gradients."""
+    share = _noise_of_own(assignments, attribution, side)[assignments.own >= 0]
+    return float(share.median().square()) if len(share) else 0.0
 
 
 def _can_simulate(problem: SpanProblem) -> bool:

@@ -189,7 +189,7 @@ def _order(words: Words) -> list[int] | None:
 
     Words with one position come first, then those with two, three and four.
     """
-    used = _used(words.places)
+    used = used_positions(words.places)
     if used is None or len(words.tokens) > used:
         return None
     places = words.places[:used]
@@ -225,7 +225,7 @@ def _mutual(distance: Tensor) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: float(distance[pair]))
 
 
-def _used(places: Tensor) -> int | None:
+def used_positions(places: Tensor) -> int | None:
     """Return how many leading positions are used, or None if all of them may be."""
     size = places.norm(dim=1)
     unused = size[len(size) // 2 :].median()

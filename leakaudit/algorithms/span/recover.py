@@ -13,11 +13,14 @@ import torch
 
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers import (
+    adam_adapters,
+    adaptive_steps,
     bag_of_words,
     decoder,
     dropout,
     early_dropout,
     encoder,
+    first_adam_step,
     local_steps,
     lora,
     noisy,
@@ -50,7 +53,10 @@ class Reader(Protocol):
 
 
 READERS: tuple[Reader, ...] = (
+    adam_adapters,
+    first_adam_step,
     local_steps,
+    adaptive_steps,
     lora,
     early_dropout,
     dropout,

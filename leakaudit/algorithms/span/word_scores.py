@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.embedding_rows import can_read_rows
+from leakaudit.algorithms.embedding_rows import can_read_rows, rows_of_tokens
 from leakaudit.algorithms.span.hypothesis_search import Hypothesis
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.sentence_frame import Frame, frame_of, likely_lengths
@@ -105,7 +105,7 @@ def _row_evidence(problem: SpanProblem) -> Tensor:
     seen, stage = problem.seen, problem.stage
     if not can_read_rows(seen):
         return torch.zeros(stage.vocabulary, device=stage.device)
-    norms = seen.update[problem.anatomy.word_embedding].norm(dim=1)
+    norms = rows_of_tokens(seen).norm(dim=1)
     middle = norms.median()
     spread = 1.4826 * (norms - middle).abs().median()
     if spread == 0:  # no noise: a row is zero or it is not

@@ -17,6 +17,7 @@ from leakaudit.capture.recording.part_of_step import PartOfStep
 from leakaudit.capture.recording.sketch import BUCKETS
 from leakaudit.capture.recording.step_recording import StepRecording
 from leakaudit.client.local_steps import state_tensors
+from leakaudit.errors import SnapshotError
 from leakaudit.models.first_blocks import Parts
 from leakaudit.storage.frozen_weights import FrozenWeights
 
@@ -155,10 +156,16 @@ class TensorSelection:
         return torch.float32 if self._observe == "delta" else stored_dtype(parameter.dtype)
 
     def _optimizer_state(self) -> dict[str, Tensor]:
-        """Return the moments that a round would go on from now; empty if there are none."""
+        """Return the moments that a round would go on from now.
+
+        Empty if there are none, or if they cannot be read: such a round is not kept.
+        """
         if self._observe != "delta" or not has_stepped(self._model.optimizers[0], self._model.names()):
             return {}
-        return state_tensors(self._model.optimizers[0], self._model.names())
+        try:
+            return state_tensors(self._model.optimizers[0], self._model.names())
+        except SnapshotError:
+            return {}
 
     def bytes_of_a_step(self) -> int:
         """Return the size of the copies of one step, in bytes.

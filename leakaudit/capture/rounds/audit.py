@@ -277,7 +277,7 @@ class RoundAudit:
             notify(remaining)
 
     def _goes_on(self) -> bool:
-        """Return whether other processes continue the audit, and say so if they are to come."""
+        """Return whether other processes continue the audit; say so if they are to come."""
         if others_left(self.spool.root, self.spool.lock):
             return True
         begun, planned = read_rounds(self.spool.root).begun, self.config.rounds

@@ -68,12 +68,13 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
             _forget(audit)
         raise
     if run is not None:
-        run.blocked_s += time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        run.blocked_s, run.started = run.blocked_s + elapsed, run.started - elapsed
     return audit, run
 
 
 def _audit_of(config: AuditConfig, trainer: TrainerContext, model: object) -> RoundAudit:
-    """Return the open audit of a folder; begin it, or take part in it, if there is none here."""
+    """Return the open audit of a folder; begin it or take part in it before."""
     from torch import nn
 
     assert isinstance(model, nn.Module)

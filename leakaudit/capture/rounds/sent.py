@@ -23,7 +23,7 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(eq=False)
 class OpenRound:
-    """The last round of an audit in this process, until it is known what was sent of it.
+    """The last round in this process, until it is known what was sent of it.
 
     Call `sent` once, before the next round begins. If nobody does, the round is audited as if the weights were sent as training left them.
     """

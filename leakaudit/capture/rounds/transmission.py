@@ -113,9 +113,9 @@ def _rules(policy: Path | None) -> Policy:
 
 
 def _results_until(audit: RoundAudit, deadline: float) -> Iterator[Results]:
-    """Yield the results each time that the worker has written them, until the deadline.
+    """Yield the results each time that the worker has written them.
 
-    The end comes sooner if no side process can work on them.
+    It ends at the deadline, or if no side process can work on them.
     """
     path, seen = audit.config.out_dir / "results.json", 0
     while True:

@@ -116,7 +116,7 @@ class SideProcess:
     # ------------------------------------------------------------------ the end of training
 
     def end_training(self) -> None:
-        """Give the worker the processor, and start it even if it should not run beside training."""
+        """Give the worker the processor, and let it start if it had to wait for the end."""
         self._training = False
         self._restarts.allow_retry()
         self._raise_priority()

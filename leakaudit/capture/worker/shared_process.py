@@ -67,7 +67,10 @@ class SharedSideProcess(SideProcess):
         return results.is_file() and results.stat().st_mtime_ns >= last
 
     def _start(self) -> bool:
-        """Start a worker that does not end with this process, unless another process has just started one."""
+        """Start a worker that does not end with this process.
+
+        If another process has just started one, nothing is started.
+        """
         if not self._is_my_turn():
             return True
         started = super()._start()

@@ -4,7 +4,7 @@ It may import `errors` only. There is one tracer (`trace`), and one module for e
 the layers of a decoder, embeddings, pooler and output layer.
 """
 
-from leakaudit.models.structure.adapters import Adapter
+from leakaudit.models.structure.adapters import Adapter, adapter_groups
 from leakaudit.models.structure.anatomy import Anatomy, anatomy_of, find_anatomy
 from leakaudit.models.structure.attention import Head
 from leakaudit.models.structure.decoder import Tail, find_tail, prefix_readers
@@ -22,7 +22,7 @@ from leakaudit.models.structure.input_stage import InputStage, Norm, input_stage
 from leakaudit.models.structure.layers import Projection
 from leakaudit.models.structure.output_head import find_output_head, head_outputs
 from leakaudit.models.structure.pooler import Pooler, find_pooler
-from leakaudit.models.structure.trace import run_until
+from leakaudit.models.structure.trace import probed_inputs, run_until
 
 __all__ = [
     "Adapter",
@@ -34,6 +34,7 @@ __all__ = [
     "Pooler",
     "Projection",
     "Tail",
+    "adapter_groups",
     "anatomy_of",
     "dropout_rates",
     "features_into",
@@ -47,6 +48,7 @@ __all__ = [
     "input_stage_of",
     "logit_jacobian",
     "prefix_readers",
+    "probed_inputs",
     "run_from",
     "run_until",
     "vocabulary_size",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from leakaudit.models.structure.layers import Projection, projection_of
-from leakaudit.models.structure.trace import Call, is_linear, same_tensor
+from leakaudit.models.structure.trace import Call, is_linear, same_tensor, trace_tokens
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,25 @@ def split_adapters(readers: list[Call], calls: list[Call]) -> tuple[list[Call], 
         ]
     extra = {id(call) for adapter in adapters for call in (adapter.down, adapter.wrapper)}
     return [call for call in readers if id(call) not in extra], adapters
+
+
+def adapter_groups(model: nn.Module) -> tuple[tuple[Adapter, ...], ...]:
+    """Return all adapters of a text model, grouped by the tensor that they read.
+
+    The groups stand in the order of the forward pass. The model stays unchanged.
+
+    Raises:
+        AnatomyError: the forward pass failed, or a weight is no parameter of the model.
+    """
+    calls = [call for call in trace_tokens(model) if call.given.dim() == 3]
+    groups: list[list[Call]] = []
+    for call in filter(is_linear, calls):
+        known = next((group for group in groups if same_tensor(group[0].given, call.given)), None)
+        if known is None:
+            groups.append([call])
+        else:
+            known.append(call)
+    found = (split_adapters(group, calls) for group in groups)
+    return tuple(
+        tuple(adapter.describe(model, readers) for adapter in adapters) for readers, adapters in found if adapters
+    )

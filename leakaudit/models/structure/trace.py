@@ -7,7 +7,7 @@ Letters: N sequences, T tokens, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +125,31 @@ def run_until(
     finally:
         handle.remove()
     raise AnatomyError(f"{type(model).__name__}: the forward pass never reached {type(module).__name__}")
+
+
+def probed_inputs(model: nn.Module, ids: Tensor, modules: Sequence[nn.Module], **more: Any) -> tuple[Tensor, ...]:
+    """Return the first tensors that several modules get in one forward pass.
+
+    The pass is in eval mode and stops at the last module.
+
+    Args:
+        model: the model, which stays unchanged.
+        ids: (N, T) token ids without padding.
+        modules: in the order of the forward pass, at least one.
+        more: further keyword arguments of the model's forward.
+    """
+    found: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found[module] = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach()
+
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules[:-1]]
+    try:
+        last = run_until(model, ids, modules[-1], **more)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return (*(found[module] for module in modules[:-1]), last)
 
 
 class _ReachedError(Exception):

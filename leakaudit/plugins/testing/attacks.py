@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import Attack, Goal, Needs, Reconstruction
+from leakaudit.plugins.attack_protocol import Attack, Goal, Needs, Reads, Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.testing.promises import ModelState, can_be_shown, describes_itself, instance, promise
 from leakaudit.plugins.testing.steps import classifier_step, language_model_step
@@ -75,6 +75,7 @@ def _says_what_it_is(attack: Any) -> None:
     )
     promise(attack.goal in get_args(Goal), attack, f"`goal` is one of {', '.join(get_args(Goal))}", attack.goal)
     promise(attack.needs in get_args(Needs), attack, f"`needs` is one of {', '.join(get_args(Needs))}", attack.needs)
+    promise(attack.reads in get_args(Reads), attack, f"`reads` is one of {', '.join(get_args(Reads))}", attack.reads)
     promise(0 <= attack.false_event_rate <= 1, attack, "`false_event_rate` is a probability", attack.false_event_rate)
 
 

@@ -18,18 +18,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates
-from leakaudit.algorithms.span.matching_pursuit import NOISE_EDGE, Words, find_words
+from leakaudit.algorithms.span.matching_pursuit import Words, find_words
 from leakaudit.algorithms.span.order_refinement import refine_sequences
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
-from leakaudit.algorithms.span.residuals import ResidualScale
 from leakaudit.algorithms.span.sequence_assembly import read_inside
-from leakaudit.algorithms.span.subspace import Basis
+from leakaudit.algorithms.span.single_text import arranged, residual_scale
 from leakaudit.client.facts import PublicFacts
 from leakaudit.models.structure import Anatomy
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
@@ -41,14 +39,6 @@ Our choice: every position leaves one dimension less to find words in."""
 MORE_POSITIONS = 12
 """Most positions of one text beyond the number of its distinct words.
 Our choice: words repeat."""
-
-EXTRA = 2.0
-"""Energy that one more position must explain, as a multiple of the noise energy that any vector explains.
-Our choice."""
-
-ONLY_NOISE = 1.1
-"""Largest mean square residual of one text, in units of the rounding error's variance.
-Our choice: over 1e5 entries and more, chance stays within 2 % of 1."""
 
 ARRANGED = 0.9
 """Confidence in a text that explains the update and is not proved. Our choice."""
@@ -100,8 +90,10 @@ def whitened_update(
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether the update is a difference of weights after local steps."""
-    return problem.seen.facts.view == "delta"
+    """Say whether the update is a difference of weights after local steps of SGD."""
+    optimizer = problem.seen.facts.optimizer
+    sums_gradients = problem.seen.facts.update_kind in ("sgd", "momentum")
+    return problem.seen.facts.view == "delta" and sums_gradients and (optimizer is None or optimizer.fresh)
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
@@ -154,38 +146,13 @@ def _refined(problem: SpanProblem, found: Reconstruction, inside: Candidates) ->
 
 
 def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:
-    """Return the token ids of one sequence of these words, or None.
-
-    Each word occurs at least once. The result is None if no such sequence explains the rows.
-    """
     limit = min(LONGEST, problem.stage.max_length, len(words.tokens) + MORE_POSITIONS)
-    if len(words.tokens) > limit:
-        return None
-    where = torch.arange(limit, device=rows.device)
-    inputs = problem.stage.inputs(words.tokens.repeat_interleave(limit), where.repeat(len(words.tokens)))
-    cost = _residual_scale(rows)(inputs).square().view(-1, limit).cpu()  # (M, P)
-    inputs = inputs.view(-1, limit, inputs.shape[1])
-    best: tuple[float, float, list[int]] | None = None
-    for length in range(len(words.tokens), limit + 1):
-        again = cost[:, :length].min(dim=0).values.expand(length - len(words.tokens), -1)  # positions of repeated words
-        rows_of, columns = linear_sum_assignment(torch.cat([cost[:, :length], again]).numpy())
-        order = cost[:, :length].argmin(dim=0).tolist()
-        for word, position in zip(rows_of.tolist(), columns.tolist(), strict=True):
-            if word < len(words.tokens):
-                order[position] = word
-        axes = torch.linalg.qr(inputs[order, where[:length]].T)[0].T
-        left = float((rows - (rows @ axes.T) @ axes).square().sum())
-        score = left + EXTRA * len(rows) * length
-        if best is None or score < best[0]:
-            best = (score, left / (len(rows) * (rows.shape[1] - length)), order)
-    if best is None or best[1] > ONLY_NOISE:
-        return None
-    return [int(words.tokens[word]) for word in best[2]]
+    return arranged(problem.stage, words.tokens, rows, limit)
 
 
 def _inside(problem: SpanProblem, words: Words, rows: Tensor) -> Candidates | None:
     """Return the pairs of these words and positions in the span, nearest first."""
-    scale = _residual_scale(rows)
+    scale = residual_scale(rows)
     positions = torch.arange(min(LONGEST, problem.stage.max_length), device=rows.device)
     tokens = words.tokens.repeat_interleave(len(positions))
     where = positions.repeat(len(words.tokens))
@@ -193,13 +160,3 @@ def _inside(problem: SpanProblem, words: Words, rows: Tensor) -> Candidates | No
     units = scale(inputs)
     order = units.argsort(stable=True)[: int((units < INSIDE).sum())]
     return Candidates(tokens[order], where[order], units[order], inputs[order]) if len(order) else None
-
-
-def _residual_scale(rows: Tensor) -> ResidualScale:
-    """Return the directions above unit noise, with the error of each."""
-    _, strength, directions = torch.linalg.svd(rows, full_matrices=False)
-    edge = NOISE_EDGE * (rows.shape[0] ** 0.5 + rows.shape[1] ** 0.5)
-    rank = max(1, int((strength > edge).sum()))
-    after = float(strength[rank]) if rank < len(strength) else 0.0
-    basis = Basis(directions[:rank], gap=float(strength[rank - 1]) / max(after, 1e-300), noisy=True)
-    return ResidualScale(basis, (rows.shape[1] - rank) ** 0.5 / strength[:rank])

@@ -1,0 +1,159 @@
+"""Reader for adapters of a decoder after one step of Adam from zero moments.
+
+The step is inverted (`gradient_estimate`), which leaves entries with very unequal errors, so the rows of A's gradient are repaired first
+(`row_denoising`). Their row space gives the words (`adapter_words`). Sentences grow from these words by the inputs of all layers and by
+their own gradients (`adapter_search`), one after the other, until one more does not explain more. The step is computed again from them
+(`resimulation`); only a guess that agrees is proved. (Own derivation.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.adam_step import AdamStep
+from leakaudit.algorithms.gradient_estimate import as_gradient
+from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
+from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
+from leakaudit.algorithms.span.adapter_search import Found, SentenceSearch
+from leakaudit.algorithms.span.adapter_words import BatchWords, words_of
+from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
+from leakaudit.algorithms.span.reachability import PairReach
+from leakaudit.algorithms.span.row_denoising import RepairedRows, repaired_rows
+from leakaudit.algorithms.span.row_evidence import Explained, RowEvidence
+from leakaudit.client.observation import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import Adapter, adapter_groups
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
+
+TYPICAL, LENGTH = 128, 24
+"""Random texts, and tokens of each, whose inputs tell what inputs look like. Our choice: some thousand inputs."""
+
+MORE_WORDS = 12
+"""Most tokens of a sentence beyond the number of distinct words. Our choice: words repeat."""
+
+GROWS = 0.01
+"""Least rise of the cosine by which one more sentence is believed. Our choice."""
+
+SHARE = 0.9
+"""Share of the time for the search; the rest is for the proof. Our choice."""
+
+ROUNDING = 1e-6
+"""Error of a gradient's entries as a share of their usual size, if none is known. Our choice: sums of float32."""
+
+
+def fits(problem: SpanProblem) -> bool:
+    """Say whether adapters of a decoder are shared after one step of Adam from zero moments."""
+    facts = problem.seen.facts
+    masked = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
+    return (
+        AdamStep.of(problem.seen) is not None
+        and facts.task == "causal-lm"
+        and problem.anatomy.causal
+        and problem.seen.whole
+        and not masked
+        and only_adapters(problem.seen.update, problem.anatomy)
+    )
+
+
+def read(problem: SpanProblem) -> Reconstruction | None:
+    """Return the sentences, or the words if no sentence was found, or None.
+
+    None if A has no update, as before the first step, or if no words were found.
+    """
+    estimate, _ = as_gradient(problem.seen)
+    try:
+        every = (_shared(estimate, group) for group in adapter_groups(estimate.model))
+        groups = [group for group in every if group]
+    except AnatomyError:
+        return None
+    if not groups or not all(bool(estimate.update[a.down.weight].any()) for a in groups[0]):
+        return None
+    inputs = AdapterInputs(estimate.model, groups)
+    typical = _typical_inputs(problem, inputs)
+    rows = [_rows(estimate, group, given) for group, given in zip(inputs.groups, typical, strict=True)]
+    words = words_of(problem.stage, rows[0], problem.budget.part(SHARE / 2))
+    if not words.certain:
+        return None
+    layers = [RowEvidence(found, given) for found, given in zip(rows, typical, strict=True)]
+    search = SentenceSearch(
+        seen=estimate,
+        inputs=inputs,
+        agreement=AdapterAgreement(estimate, [adapter for group in groups for adapter in group]),
+        start=Explained.nothing(layers),
+        words=torch.tensor([*words.certain, *words.spare], device=problem.stage.device),
+        longest=min(problem.stage.max_length, len(words.certain) + MORE_WORDS),
+        rng=problem.rng,
+        budget=problem.budget.part(SHARE),
+        is_right=lambda sentences: _proved(problem, sentences),
+    )
+    return _reconstruction(problem, words, _sentences(search))
+
+
+def _shared(estimate: Observation, group: tuple[Adapter, ...]) -> tuple[Adapter, ...]:
+    return tuple(a for a in group if a.down.weight in estimate.update and a.up.weight in estimate.update)
+
+
+def _typical_inputs(problem: SpanProblem, inputs: AdapterInputs) -> list[Tensor]:
+    """Return for each group (M, D): its inputs on random token ids."""
+    length = min(LENGTH, problem.stage.max_length)
+    ids = torch.randint(problem.stage.vocabulary, (TYPICAL, length), generator=problem.rng)
+    return [given.flatten(0, 1).double() for given in inputs.run(ids.to(problem.stage.device))]
+
+
+def _rows(estimate: Observation, group: tuple[Adapter, ...], typical: Tensor) -> RepairedRows:
+    gradients = [a.down.by_output(estimate.update[a.down.weight]).double() for a in group]
+    errors = [
+        a.down.by_output(estimate.error[a.down.weight]).double()
+        if a.down.weight in estimate.error
+        else torch.full_like(g, ROUNDING * float(g.square().mean().sqrt()))
+        for a, g in zip(group, gradients, strict=True)
+    ]
+    scale = typical.square().mean(dim=0).sqrt()
+    return repaired_rows(torch.cat(gradients), torch.cat(errors), scale.clamp_min(1e-6 * float(scale.max())))
+
+
+def _sentences(search: SentenceSearch) -> list[Found]:
+    """Return the sentences, one after the other, as long as one more explains more."""
+    found: list[Found] = []
+    while not search.budget.exhausted():
+        now = search.beside([each.tokens for each in found])
+        more = now.sentence()
+        if more is None or (found and more.cosine < found[-1].cosine + GROWS):
+            break
+        found.append(more)
+        if now.right(more):
+            break
+    return found
+
+
+def _proved(problem: SpanProblem, sentences: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether the step of these sentences is the observed one."""
+    guess = [GuessedSequence(tokens, confidence=0.5) for tokens in sentences]
+    return all(sequence.proved for sequence in prove(problem.seen, guess, problem.budget).sequences)
+
+
+def _reconstruction(problem: SpanProblem, words: BatchWords, found: list[Found]) -> Reconstruction:
+    stage = problem.stage
+    reach = PairReach(
+        frozenset((word, 0) for word in (*words.certain, *words.spare)),
+        lambda _: None,
+        position_free=True,
+        silent_last=True,
+        last=frozenset(range(stage.vocabulary)),
+    )
+    diagnostics = {"words": float(len(words.certain))}
+    if not found:
+        return Reconstruction(tokens=words.certain, diagnostics=diagnostics, reach=reach)
+    cosine = found[-1].cosine
+    guess = [GuessedSequence(each.tokens, confidence=max(0.0, min(cosine, 0.99))) for each in found]
+    proof = prove(problem.seen, guess, problem.budget)
+    return Reconstruction(
+        sequences=proof.sequences,
+        tokens=None if all(sequence.proved for sequence in proof.sequences) else words.certain,
+        diagnostics=diagnostics | {"cosine": cosine} | proof.diagnostics,
+        reach=reach,
+    )
