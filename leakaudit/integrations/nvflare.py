@@ -1,4 +1,4 @@
-"""`LeakAuditFilter`, which judges what a client of NVFlare sends, and blocks what leaks.
+"""`LeakAuditFilter`, which blocks what leaks of what an NVFlare client sends.
 
     job.to(LeakAuditFilter("leakaudit-audit"), "site-1", filter_type=FilterType.TASK_RESULT, tasks=["train"])
 

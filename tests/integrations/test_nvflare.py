@@ -1,4 +1,4 @@
-"""The NVFlare filter blocks what leaks and what cannot be judged, and lets pass what protects."""
+"""The NVFlare filter blocks what leaks and what cannot be judged."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class OpenRound:
             self._later(lambda: _release(self._path))
 
     def not_covered(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> list[str]:
-        """Return the names of sent tensors about which an audit of this round says nothing.
+        """Return the names of sent tensors that the audit of this round leaves out.
 
         It says something about the parameters that the round trained, and about other tensors of the model that did not change.
 
