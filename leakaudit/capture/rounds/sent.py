@@ -88,7 +88,7 @@ class OpenRound:
         return [given for given, w in left.items() if not _unchanged(w, frozen.get(plain_name(given)), differences)]
 
     def _trained(self) -> dict[str, str]:
-        """Return the name of each parameter that the round trained, by all names that a client may use."""
+        """Return each trained parameter under all names that a client may use."""
         return {alias: name for name in self.names for alias in reversed(aliases(name))}
 
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
