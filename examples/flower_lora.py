@@ -1,4 +1,4 @@
-"""Federated LoRA in Flower's simulation: two audited clients, ten rounds, local differential privacy in between.
+"""Audit two clients of federated LoRA in Flower's simulation, over ten rounds.
 
     python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
     python examples/flower_lora.py --undefended     # the same without LocalDpMod
@@ -37,7 +37,7 @@ def client_app(audited: LeakAuditMod, defended: bool, rounds: int) -> ClientApp:
     app = ClientApp()
     privacy = [LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=100.0, delta=1e-5)] if defended else []
 
-    @app.train(mods=[audited, *privacy])
+    @app.train(mods=[audited, *privacy])  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         weights = message.content["arrays"].to_torch_state_dict()
         client, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
@@ -53,7 +53,7 @@ def server_app(rounds: int) -> ServerApp:
     """Return the app of the server: federated averaging over all clients."""
     app = ServerApp()
 
-    @app.main()
+    @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
         strategy.start(grid=grid, initial_arrays=ArrayRecord(lora_client.first_weights()), num_rounds=rounds)

@@ -1,4 +1,4 @@
-"""`LeakAuditFilter`, which judges what a client of NVFlare sends, and blocks what leaks.
+"""`LeakAuditFilter`, which blocks what leaks of what an NVFlare client sends.
 
     job.to(LeakAuditFilter("leakaudit-audit"), "site-1", filter_type=FilterType.TASK_RESULT, tasks=["train"])
 
@@ -85,7 +85,7 @@ class LeakAuditFilter(DXOFilter):  # type: ignore[misc]  # nvflare ships no type
             _tell(dxo, folder)
         except Exception as error:
             self._block(f"it cannot be judged: {error if isinstance(error, LeakAuditError) else type_and_place(error)}")
-        judged = judge_round(folder, policy=self.policy and Path(self.policy), timeout_s=self.timeout_s)
+        judged = judge_round(folder, policy=Path(self.policy) if self.policy else None, timeout_s=self.timeout_s)
         if not judged.passes:
             self._block(f"{judged.status}: {judged.reason}")
         notify(f"round {judged.round} may be sent: {judged.reason}")

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def test_two_lines_of_yaml_audit_a_training_of_axolotl(tmp_path: Path) -> None:
-    """Its command line, its trainer, LoRA with AdamW: every kept step is verified, and leaks."""
+    """LoRA with AdamW: every kept step is verified, and one leaks."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     env = {
         **os.environ,

@@ -38,7 +38,10 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
-    """Send one training message through the mod, other mods and a client; return the reply and what the client made."""
+    """Send one training message through the mods to a client.
+
+    Return the reply, the weights that the client made, the mod, and its two arguments.
+    """
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
@@ -46,7 +49,7 @@ def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
 
     mod, app, made = LeakAuditMod(folder), ClientApp(), {}
 
-    @app.train(mods=[mod, *between, mod])
+    @app.train(mods=[mod, *between, mod])  # type: ignore[untyped-decorator]
     def train(message: Any, context: Any) -> Any:
         model, tokenizer = tiny.bert(), tiny.bert_tokenizer()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)

@@ -1,4 +1,4 @@
-"""The NVFlare filter blocks what leaks and what cannot be judged, and lets pass what protects."""
+"""The NVFlare filter blocks what leaks and what cannot be judged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def blocked(folder: Path, kind: str, data: Any) -> str:
 
     shareable = Shareable(data) if kind == "none" else DXO(kind, data=data).to_shareable()
     with pytest.raises(ContentBlockedException) as caught:
-        LeakAuditFilter(str(folder), timeout_s=5).process(shareable, Client())  # type: ignore[arg-type]
+        LeakAuditFilter(str(folder), timeout_s=5).process(shareable, Client())
     return str(caught.value)
 
 

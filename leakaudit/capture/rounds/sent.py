@@ -72,7 +72,7 @@ class OpenRound:
             self._later(lambda: _release(self._path))
 
     def not_covered(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> list[str]:
-        """Return the names of sent tensors about which an audit of this round says nothing.
+        """Return the names of sent tensors that the audit of this round leaves out.
 
         It says something about the parameters that the round trained, and about other tensors of the model that did not change.
 
@@ -88,7 +88,7 @@ class OpenRound:
         return [given for given, w in left.items() if not _unchanged(w, frozen.get(plain_name(given)), differences)]
 
     def _trained(self) -> dict[str, str]:
-        """Return the name of each parameter that the round trained, by all names that a client may use."""
+        """Return each trained parameter under all names that a client may use."""
         return {alias: name for name in self.names for alias in reversed(aliases(name))}
 
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
