@@ -1,4 +1,4 @@
-"""Gradients of adapters for each of many sequences, and their agreement with an observed gradient.
+"""Gradients of adapters for each sequence, compared with an observed one.
 
 One forward and one backward pass give the gradients of all sequences: a linear layer's gradient is the sum over tokens of (gradient of its
 output) times (its input), so it can be summed for each sequence apart.

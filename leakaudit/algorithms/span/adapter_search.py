@@ -31,7 +31,7 @@ BY_GRADIENT, BY_INPUTS = 5, 2
 PATIENCE = 4
 """Tokens without a better cosine after which a sentence does not grow. Our choice."""
 
-LAST = 32
+LAST = 128
 """Last tokens whose gradient is computed. Our choice: derivatives rank them, up to the length of their gradients."""
 
 STEP = 0.01
