@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+AXOLOTL := .venv-axolotl
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One thread a process: the models are small, and in the demo trainer and auditor share the machine.
 export OMP_NUM_THREADS ?= 1
@@ -17,9 +18,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
-# What needs heavy packages or minutes: TRL, sentence-transformers, exhaustive sweeps.
-integrations: $(VENV)/.integrations
+# What needs heavy packages or minutes: Flower, NVFlare, TRL, sentence-transformers, exhaustive sweeps; axolotl in its own environment.
+integrations: $(VENV)/.integrations $(AXOLOTL)/.installed
 	$(BIN)/python -m pytest -m integrations
+	$(AXOLOTL)/bin/python -m pytest -p no:anyio -m integrations tests/integrations/test_axolotl.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -51,5 +53,13 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.integrations: $(VENV)/.dev
 	@echo "installing the packages of the integration tests"
-	$(PIP) sentence-transformers trl
+	$(PIP) sentence-transformers trl tensorboard
+	$(PIP) --editable '.[flower,nvflare]'
+	@touch $@
+
+# axolotl asks for exact versions of transformers, trl and peft, which are not those of constraints.txt.
+$(AXOLOTL)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(AXOLOTL)
+	@echo "installing axolotl with all that it asks for (a few GB)"
+	$(AXOLOTL)/bin/python -m pip install --quiet torch==2.13.0 pytest pytest-timeout --editable '.[axolotl]'
 	@touch $@

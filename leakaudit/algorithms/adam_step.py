@@ -55,6 +55,13 @@ class AdamStep:
         None if it is of another kind, or if a declared defence changed it.
         """
         raw = seen.sent or seen
+        if "adam_step" not in raw.memo:
+            raw.memo["adam_step"] = cls._of(raw)
+        found: AdamStep | None = raw.memo["adam_step"]
+        return found
+
+    @classmethod
+    def _of(cls, raw: Observation) -> AdamStep | None:
         optimizer = raw.facts.optimizer
         known = optimizer is not None and optimizer.kind == "adam" and optimizer.fresh and not raw.facts.defenses
         return cls(raw) if known and raw.facts.local_steps == 1 else None
@@ -73,9 +80,10 @@ class AdamStep:
         return as_gradient(self.seen)[0]
 
     def moved(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return u and its standard deviation s for one parameter, float64."""
+        """Return u and its standard deviation s for one parameter, float32."""
         if name not in self._moved:
-            self._moved[name] = first_step_movement(self.seen, name, self._weights[name])
+            moved, off = first_step_movement(self.seen, name, self._weights[name])
+            self._moved[name] = (moved.float(), off.float())
         return self._moved[name]
 
     def eps(self, name: str) -> float:
@@ -102,11 +110,12 @@ class AdamStep:
         g = gradient.double()
         group, optimizer = self.group(name), self.seen.facts.optimizer
         if optimizer is not None and optimizer.algorithm == "Adam" and group_number(group, "weight_decay"):
-            g = g + group_number(group, "weight_decay") * self._weights[name].double()
+            sign = -1.0 if group.options.get("maximize") else 1.0
+            g = g + sign * group_number(group, "weight_decay") * self._weights[name].double()
         return g / (g.abs() + self.eps(name))
 
     def disagreement(self, name: str, gradient: Tensor) -> float:
-        """Return the share of a parameter's entries in which a gradient disagrees with the step.
+        """Return the share of entries in which a gradient disagrees with the step.
 
         Args:
             name: of the parameter.

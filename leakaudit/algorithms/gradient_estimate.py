@@ -90,6 +90,13 @@ def as_gradient(seen: Observation) -> tuple[Observation, GradientEstimate]:
 
     Its facts are those of a client that sends a gradient.
     """
+    if "gradient" not in seen.memo:
+        seen.memo["gradient"] = _as_gradient(seen)
+    found: tuple[Observation, GradientEstimate] = seen.memo["gradient"]
+    return found
+
+
+def _as_gradient(seen: Observation) -> tuple[Observation, GradientEstimate]:
     found = gradient_estimate(seen)
     if found.gradient is seen.update:
         return seen, found
@@ -203,7 +210,8 @@ def _of_first_adam_step(seen: Observation) -> GradientEstimate:
         moved, off = first_step_movement(seen, name, weights[name].detach())
         found, uncertain = invert_adam(moved, off, group_number(group, "eps"))
         if not _decoupled_decay(seen.facts, group):
-            found = found - group_number(group, "weight_decay") * weights[name].detach().double()
+            sign = -1.0 if group.options.get("maximize") else 1.0  # decay is added to the gradient that Adam minimises
+            found = found - sign * group_number(group, "weight_decay") * weights[name].detach().double()
         gradient[name], error[name] = found.float(), uncertain.float()
     return GradientEstimate(gradient, error, "exact")
 

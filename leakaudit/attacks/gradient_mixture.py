@@ -48,7 +48,8 @@ class GradientMixture(CountsLabels):
     zero. This rest is spread evenly over the classes.
 
     After a first step of Adam many entries of the update tell only a sign and a least size. They are filled with what the
-    mixture of the other entries makes of them, and the mixture is fitted again.
+    mixture of the other entries makes of them, and the mixture is fitted again. That is enough for one text and too little
+    for several at small learning rates, where the counts are no better than a random guess: `llg-plus` reads these better.
 
     Over several local steps V_e is the mean of its values before and after them.
     """

@@ -72,7 +72,7 @@ def run_local_steps(
 
 
 def move_gradients(parameters: Iterable[nn.Parameter], share: float) -> None:
-    """Move every gradient by a share of its size, as the rounding of another machine may.
+    """Move every gradient by a share of its size, as other rounding may.
 
     Each entry moves by `share` times the sum of the parameter's largest entry and the root mean square of all entries. Entries that are
     exactly zero, as those of words that are in no text, are so on every machine and do not move.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,11 @@ class Observation:
         Its entries then tell neither the size of the gradient nor, for certain, its sign.
         """
         return self.sent is not None and not self.error
+
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What algorithms have computed from this observation alone, by their own keys."""
+        return {}
 
     @cached_property
     def noise_sigma(self) -> float:

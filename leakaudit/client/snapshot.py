@@ -88,6 +88,8 @@ class SentUpdate(Facts):
 
     defenses: tuple[DeclaredDefense, ...] = ()
     """The declared defences in it, in the order in which they apply. A change that nobody declared is a defence that is not registered."""
+    differences: bool = False
+    """Whether the file holds differences from the weights before the round, instead of weights."""
 
 
 class Manifest(Facts):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.facts import PublicFacts
+from leakaudit.client.facts import IGNORED_LABEL, PublicFacts
 from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.recipe import StepRecipe
@@ -209,6 +209,7 @@ class ClientStep:
         """Run the model as the client did and yield its outputs by path."""
         with self._client_precision(batch):
             found = dict(outputs_of(self.model(**self._arguments(batch))))
+            found |= _scored_labels(found, batch)
             missing = [path for path in batch.output_gradients if path not in found or not found[path].requires_grad]
             if missing:
                 raise SnapshotError(
@@ -266,6 +267,23 @@ class ClientStep:
             "no output of the model holds one row an example that the loss is computed from, so the examples' gradients "
             "cannot be told apart and the clipping of this private step cannot be repeated"
         )
+
+
+def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str, Tensor]:
+    """Return what the client's loss came from, if that is the log-probabilities of the labels.
+
+    A client with a fused head never makes logits: its model returns the log-probability of each next label, which the rebuilt model lacks.
+    An output of the shape of next labels is taken for them. Where it is another one, the recomputed update does not match.
+    """
+    logits, labels = outputs.get("logits"), batch.labels
+    if logits is None or labels is None or labels.dim() < 2 or logits.shape[:-1] != labels.shape:
+        return {}
+    following = labels[:, 1:].to(logits.device)
+    paths = [path for path, g in batch.output_gradients.items() if path not in outputs and g.shape == following.shape]
+    if not paths:
+        return {}
+    scores = logits[:, :-1].float().log_softmax(-1).gather(-1, following.clamp(min=0)[..., None])[..., 0]  # (B, T - 1)
+    return {path: scores.masked_fill(following == IGNORED_LABEL, 0.0) for path in paths}
 
 
 def _direct(outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

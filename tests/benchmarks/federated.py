@@ -41,11 +41,35 @@ LOCAL_STEPS = (
 )
 """One text a step; with the input stage frozen, and with everything trained."""
 
+ADAM = (
+    *(
+        Setting("eval", (), size, more=(("optimizer", "adamw"), ("learning_rate", rate)))
+        for rate in (5e-5, 1e-3)
+        for size in (1, 4)
+    ),
+    *(Setting("eval", INPUT_STAGE, 1, more=(("optimizer", "adamw"), ("learning_rate", rate))) for rate in (5e-5, 1e-3)),
+    Setting("eval", (), 4, more=(("optimizer", "adamw"), ("learning_rate", 5e-5), ("max_grad_norm", 1.0))),
+    *(
+        Setting("eval", frozen, 1, more=(("optimizer", "adamw"), ("learning_rate", 5e-5), ("local_steps", steps)))
+        for frozen in ((), INPUT_STAGE)
+        for steps in (4, 10)
+    ),
+    Setting(
+        "eval",
+        (),
+        1,
+        more=(("optimizer", "adamw"), ("learning_rate", 2e-4), ("lora_rank", 16), ("lora_warmup", 3)),
+    ),
+)
+"""Full fine-tuning with AdamW from fresh moments; with the input stage frozen, clipped, in several local steps, and of adapters."""
+
 
 def main() -> None:
     """Print the table."""
     parser = arguments(__doc__.splitlines()[0], sentences=None)
-    parser.add_argument("--what", choices=["adapters", "local-steps"], nargs="+", default=["adapters", "local-steps"])
+    parser.add_argument(
+        "--what", choices=["adapters", "local-steps", "adam"], nargs="+", default=["adapters", "local-steps"]
+    )
     parser.add_argument("--steps", type=int, default=30, help="steps a setting, over all seeds")
     parser.add_argument("--local-steps", type=int, nargs="+", help="only rows of so many local steps")
     options = parser.parse_args()
@@ -54,6 +78,7 @@ def main() -> None:
     print("| frozen | B | simulation | steps read | n | exact | token recall | R-L | reachable tokens | s a batch |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     settings = (ADAPTERS if "adapters" in options.what else ()) + (LOCAL_STEPS if "local-steps" in options.what else ())
+    settings += ADAM if "adam" in options.what else ()
     for s in settings:
         if options.local_steps and dict(s.more).get("local_steps") not in options.local_steps:
             continue
@@ -66,7 +91,7 @@ def main() -> None:
             found.reachable_tokens,
         )
         tried = sum(found.status_counts.values())  # rates are over the steps that the attack applied to
-        more = ", ".join(f"{name} {value:g}" for name, value in s.more)
+        more = ", ".join(f"{name} {value if isinstance(value, str) else format(value, 'g')}" for name, value in s.more)
         print(
             f"| {', '.join(s.freeze) or 'nothing'} | {s.batch_size} | {more} | {found.steps} of {tried} | {found.sequences} "
             f"| {in_percent(rates)} "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from leakaudit.audit.verification import FLOAT32_TOLERANCE, verify
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.results.schema import Verification, VerificationStatus
-from tests.support import delta_rows
-from tests.support.delta_rows import ROWS, Trained, train
+from tests.support import delta_rows, tiny
+from tests.support.delta_rows import ROWS, Row, Trained, train
 
 COARSE = ("AdamW, weights in bfloat16",)
 """Rows in which a step of one learning rate is smaller than the rounding of a weight."""
@@ -105,3 +108,39 @@ def test_the_page_has_every_row_and_all_are_verified() -> None:
     page = delta_rows.on_page()
     assert set(page) == set(ROWS)
     assert {cell for cells in page.values() for cell in cells} == {"verified, to the bit"}
+
+
+@pytest.mark.parametrize("local_steps", [1, 4])
+def test_a_machine_that_rounds_gradients_otherwise_is_no_mismatch(tmp_path: Path, local_steps: int) -> None:
+    """Every gradient is off by up to a millionth of its largest entry; AdamW makes more of it.
+
+    One wrong entry is a mismatch there, too.
+    """
+    snapshot = train(Row(delta_rows.adamw, local_steps=local_steps, model=tiny.bert), tmp_path).snapshots[0]
+    step, draw = ClientStep.of(snapshot), tiny.generator(0)
+
+    def rounded(gradient: Tensor) -> Tensor:
+        noise = torch.rand(gradient.shape, generator=draw) * 2 - 1
+        return gradient + 1e-6 * gradient.abs().max() * noise * (gradient != 0)
+
+    hooks = [parameter.register_hook(rounded) for parameter in step.model.parameters()]
+    update = step.update()
+    for hook in hooks:
+        hook.remove()
+    found = verify(step, update)
+    assert found.status is VerificationStatus.VERIFIED
+    assert found.relative_error is not None
+    assert found.relative_error > 1e-6
+    update["bert.encoder.layer.0.output.dense.weight"][0, 0] += 1 / local_steps
+    assert verify(step, update).status is VerificationStatus.MISMATCH
+
+
+def test_the_frozen_base_of_adapters_is_on_the_disk_once(tmp_path: Path) -> None:
+    """Each round has the adapters and a reference to the base."""
+    train(ROWS["LoRA, AdamW, K = 10"], tmp_path)
+    folders = sorted((tmp_path / "audit" / "taken").iterdir())
+    own = [sum(file.stat().st_size for file in folder.iterdir() if file.stat().st_nlink == 1) for folder in folders]
+    shared = {file.stat().st_ino for folder in folders for file in folder.iterdir() if file.stat().st_nlink > 1}
+    assert len(folders) == delta_rows.ROUNDS
+    assert len(shared) == 1
+    assert max(own) > 0

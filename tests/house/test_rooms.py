@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         | {"storage", "audit"}
     ),
     "callbacks": frozenset({"errors", "models", "config", "capture"}),
+    "integrations": frozenset({"errors", "models", "config", "capture", "callbacks"}),
     "cli": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
         | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
@@ -63,8 +64,10 @@ PLUGIN_FOLDERS = {"attacks": "attack", "defenses": "defense", "metrics": "metric
 MODEL_CODE = frozenset({"torch", "transformers", "accelerate", "safetensors", "lightning", "opacus", "tokenizers"})
 """Libraries that the rooms without torch do without: each of them is, or imports, torch."""
 
-FRAMEWORKS = frozenset({"transformers", "lightning", "pytorch_lightning", "accelerate", "peft", "trl"})
-"""Training frameworks: a callbacks file knows at most one of them."""
+FRAMEWORKS = frozenset(
+    {"transformers", "lightning", "pytorch_lightning", "accelerate", "peft", "trl", "flwr", "nvflare", "axolotl"}
+)
+"""Training frameworks: a file of callbacks or integrations knows at most one of them."""
 
 COMPANIONS = {"transformers": frozenset({"accelerate"}), "lightning": frozenset({"pytorch_lightning"})}
 """What comes with a framework and does not count as a second one: transformers' Trainer is built on accelerate, and Lightning has
@@ -169,13 +172,13 @@ def test_importing_it_loads_neither_torch_nor_transformers(module: str) -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_a_callbacks_file_knows_one_framework_and_what_adapters_share_none() -> None:
+def test_an_adapter_knows_one_framework_and_what_adapters_share_none() -> None:
     """Adapters stay thin and installable one by one."""
-    for module in (name for name in modules() if _room(name) == "callbacks"):
+    for module in (name for name in modules() if _room(name) in ("callbacks", "integrations")):
         mine = [f for f in imports() if f.importer == module and f.target.split(".")[0] in FRAMEWORKS]
         known = {found.target.split(".")[0] for found in mine}
         known -= {companion for framework in known for companion in COMPANIONS.get(framework, ())}
-        limit = 0 if module == "leakaudit.callbacks" else 1
+        limit = 0 if module in ("leakaudit.callbacks", "leakaudit.integrations") else 1
         assert len(known) <= limit, "\n".join([f"{module} may know {limit} framework(s):", *map(str, mine)])
 
 

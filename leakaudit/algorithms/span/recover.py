@@ -14,6 +14,7 @@ import torch
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters, positions_of, span_problem_of
 from leakaudit.algorithms.span.readers import (
     adam_adapters,
+    adaptive_steps,
     bag_of_words,
     decoder,
     dropout,
@@ -55,6 +56,7 @@ READERS: tuple[Reader, ...] = (
     adam_adapters,
     first_adam_step,
     local_steps,
+    adaptive_steps,
     lora,
     early_dropout,
     dropout,

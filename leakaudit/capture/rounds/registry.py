@@ -68,7 +68,8 @@ def begin_round(config: AuditConfig, trainer: TrainerContext) -> tuple[RoundAudi
             _forget(audit)
         raise
     if run is not None:
-        run.blocked_s += time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        run.blocked_s, run.started = run.blocked_s + elapsed, run.started - elapsed
     return audit, run
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from leakaudit.capture.describe import RunDescription, declared_defenses
@@ -44,7 +45,7 @@ class OpenRound:
         """Names of the parameters that the round trained, as `sent` expects them."""
         return self._description.facts.shared
 
-    def sent(self, weights: Mapping[str, Tensor]) -> None:
+    def sent(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> None:
         """Say what left the machine; the round is then audited as produced and as sent.
 
         The tensors are copied; a thread beside training writes them.
@@ -52,6 +53,7 @@ class OpenRound:
         Args:
             weights: parameter name -> weights as they were sent, such as a state dict. Names of a `PeftModel` or of a wrapper fit as well.
                 Entries that the round did not train are ignored, and parameters without an entry were not sent.
+            differences: whether `weights` holds differences from the weights before the round, as some protocols send them.
 
         Raises:
             SnapshotError: something was said already, or no entry is a parameter that the round trained, or its shape differs.
@@ -60,7 +62,8 @@ class OpenRound:
             raise SnapshotError(f"what was sent of round {self.number} was said already; the next round is another one")
         found = self._matched(weights)
         self._said = True
-        self._later(functools.partial(self._add, {name: w.detach().to("cpu", copy=True) for name, w in found.items()}))
+        copies = {name: w.detach().to("cpu", copy=True) for name, w in found.items()}
+        self._later(functools.partial(self._add, copies, differences=differences))
 
     def release(self) -> None:
         """Say that the weights were sent as training left them; later calls do nothing."""
@@ -68,11 +71,31 @@ class OpenRound:
             self._said = True
             self._later(lambda: _release(self._path))
 
+    def not_covered(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> list[str]:
+        """Return the names of sent tensors about which an audit of this round says nothing.
+
+        It says something about the parameters that the round trained, and about other tensors of the model that did not change.
+
+        Args:
+            weights: as in `sent`.
+            differences: as in `sent`.
+        """
+        judged = self._trained()
+        frozen = {
+            alias: w for name, w in self._description.model.state_dict().items() for alias in aliases(plain_name(name))
+        }
+        left = {given: w for given, w in weights.items() if plain_name(given) not in judged}
+        return [given for given, w in left.items() if not _unchanged(w, frozen.get(plain_name(given)), differences)]
+
+    def _trained(self) -> dict[str, str]:
+        """Return the name of each parameter that the round trained, by all names that a client may use."""
+        return {alias: name for name in self.names for alias in reversed(aliases(name))}
+
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sent weights under the names of the round's parameters."""
         trained = dict(self._description.model.named_parameters())
         shapes = {plain_name(name): p.shape for name, p in trained.items()}
-        known = {alias: name for name in self.names for alias in reversed(aliases(name))}
+        known = self._trained()
         found = {known[name]: w for given, w in weights.items() if (name := plain_name(given)) in known}
         if not found:
             first = next(iter(weights), "nothing")
@@ -88,13 +111,13 @@ class OpenRound:
             )
         return found
 
-    def _add(self, weights: Mapping[str, Tensor]) -> None:
+    def _add(self, weights: Mapping[str, Tensor], *, differences: bool) -> None:
         if not self._path.is_dir():
             return  # the round was not kept, and the log says why
         own = declared_defenses(NONE, self._description.private)
         declared = declared_defenses(self._description.shipped_defense, None)
         recipients: Sequence[str] = self._spool.keys.recipients if self._spool.keys else ()
-        add_sent(self._path, weights, own, declared, recipients)
+        add_sent(self._path, weights, own, declared, recipients, differences=differences)
 
     @property
     def _path(self) -> Path:
@@ -103,6 +126,13 @@ class OpenRound:
 
 def _release(folder: Path) -> None:
     release(folder)
+
+
+def _unchanged(sent: Tensor, known: Tensor | None, differences: bool) -> bool:
+    """Return whether a sent tensor is one of the model as it was before the round."""
+    if known is None or sent.shape != known.shape:
+        return False
+    return not sent.any() if differences else torch.equal(sent.to("cpu"), known.detach().to("cpu", sent.dtype))
 
 
 def aliases(name: str) -> list[str]:

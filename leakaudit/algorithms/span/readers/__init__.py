@@ -9,10 +9,12 @@ A reader has two functions:
 
 To add a reader, write a module here with these two functions and add it to `READERS` in
 `leakaudit.algorithms.span.recover`, before the readers that would otherwise take its problems. A reader may import the
-modules of `algorithms.span`. From another reader it may use `read` only.
+modules of `algorithms.span`. From another reader it may use public functions only.
 
 - `local_steps`: a difference of weights after several steps of SGD.
 - `adam_adapters`: low-rank adapters of a decoder after the first step of Adam.
+- `first_adam_step`: whole layers after the first step of Adam.
+- `adaptive_steps`: local steps whose difference hides the gradients; it gives words.
 - `lora`: updates of low-rank adapters alone.
 - `early_dropout`, `dropout`: dropout before and after the normalisation that feeds the attention.
 - `decoder`, `encoder`: updates without dropout; `decoder` for causal attention, `encoder` for other attention.
@@ -22,6 +24,7 @@ modules of `algorithms.span`. From another reader it may use `read` only.
 
 __all__ = [
     "adam_adapters",
+    "adaptive_steps",
     "bag_of_words",
     "decoder",
     "dropout",

@@ -90,6 +90,17 @@ def _standing_out(problem: SpanProblem) -> Tensor:
     return nearer.nonzero().flatten() if problem.tokens is None else problem.tokens[nearer]
 
 
+def standing_out_words(outside: Tensor, rank: int, dimension: int) -> Tensor:
+    """Return the token ids that lie nearer to a span than chance explains.
+
+    Args:
+        outside: (V,) share of each token's squared length outside the span.
+        rank: directions of the span.
+        dimension: D.
+    """
+    return _stands_out(outside, rank, dimension).nonzero().flatten()
+
+
 def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:
     """Return (N,) booleans: whether more of a token lies in the span than by chance.
 

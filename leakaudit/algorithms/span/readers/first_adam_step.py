@@ -44,6 +44,10 @@ MARGIN = 2.0
 """Factor on the regression's stated error, above which a difference is none of its errors.
 Our choice: measured errors were 1.0 to 1.3 times the stated ones; see docs/decisions/adam_deltas.md."""
 
+NOISE_LEVELS = (1.0, 2.0)
+"""Assumed noise of rows in units of their error.
+Our choice: entries of one row have different errors, so the largest direction of the noise is up to twice that of equal errors."""
+
 REFINING = 0.5
 """Share of the remaining budget for exchanges of words. Our choice."""
 
@@ -52,8 +56,8 @@ ARRANGED = 0.9
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether the update is a first step of Adam on whole layers."""
-    return AdamStep.of(problem.seen) is not None and not only_adapters(problem.seen.update, problem.anatomy)
+    """Say whether the update is a first step of Adam."""
+    return AdamStep.of(problem.seen) is not None
 
 
 def read(problem: SpanProblem) -> Reconstruction | None:
@@ -65,7 +69,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     if step is None:
         return None
     rows = _whitened(problem, step.estimate.update, step.estimate.error)
-    words = _words(problem, step, rows)
+    words = _words(problem, step, rows) if len(rows) else None
     if words is None:
         return None
     tokens, length = words
@@ -74,6 +78,9 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     alone = _one_text(problem, rows, tokens, length)
     if alone is not None and any(sequence.proved for sequence in alone.sequences or ()):
         return alone
+    if only_adapters(problem.seen.update, problem.anatomy):
+        # Several texts need the updates of query and key, and adapters hold a low-rank image of them.
+        return alone or Reconstruction(tokens=tuple(tokens.tolist()), reach=bag_of_words_reach(tokens.tolist()))
     pairs = _all_pairs(problem, tokens, length)
     estimate, noise = _denoised(problem, step, pairs)
     found = read_inside(replace(problem, seen=estimate), pairs, noise)
@@ -112,15 +119,18 @@ def _refined(problem: SpanProblem, found: Reconstruction, tokens: Tensor) -> Rec
 
 
 def _words(problem: SpanProblem, step: AdamStep, rows: Tensor) -> tuple[Tensor, int] | None:
-    """Return the words of the batch (M,), and the number of positions of its longest text.
+    """Return the words (M,) of the batch, and the length of its longest text.
 
-    If the tables are not shared, the words are those that explain the rows.
+    If the tables are not shared, the words are those that explain the rows. With few rows, two levels of noise are assumed, and the one with
+    the fewest words counts.
     """
     tokens, limit = _tokens(problem, step), min(LONGEST, problem.stage.max_length)
     if tokens is not None:
         return tokens, _length(problem, step)
-    found = find_words(problem.stage, rows, limit, problem.budget, noise=1.0)
-    if found is None:
+    levels = NOISE_LEVELS if len(rows) < rows.shape[1] else NOISE_LEVELS[:1]
+    tried = (find_words(problem.stage, rows, limit, problem.budget, noise=noise) for noise in levels)
+    found = min((words for words in tried if words is not None), key=lambda words: len(words.tokens), default=None)
+    if found is None or not len(found.tokens):
         return None
     return found.tokens, used_positions(found.places) or limit
 
@@ -147,7 +157,7 @@ def _length(problem: SpanProblem, step: AdamStep) -> int:
 
 
 def _one_text(problem: SpanProblem, rows: Tensor, tokens: Tensor, length: int) -> Reconstruction | None:
-    """Return one text of these words, and whether it is proved; None if they form no single text."""
+    """Return one text of these words; None if they form no single text."""
     order = arranged(problem.stage, tokens, rows, length)
     if order is None:
         return None
@@ -163,11 +173,11 @@ def _one_text(problem: SpanProblem, rows: Tensor, tokens: Tensor, length: int) -
 def _whitened(problem: SpanProblem, update: Mapping[str, Tensor], error: Mapping[str, Tensor]) -> Tensor:
     """Return (F, D) float64: the layers' gradients, each row in units of its error."""
     parts = []
-    for layer in problem.anatomy.projections:
-        if layer.weight in error:
+    for layer in (*problem.anatomy.projections, *(adapter.down for adapter in problem.anatomy.adapters)):
+        if layer.weight in error and bool(update[layer.weight].any()):
             gradient, off = layer.by_output(update[layer.weight]).double(), layer.by_output(error[layer.weight])
             parts.append(gradient / off.double().square().mean(1, keepdim=True).sqrt().clamp_min(1e-300))
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros(0, problem.anatomy.hidden, dtype=torch.float64)
 
 
 def _all_pairs(problem: SpanProblem, tokens: Tensor, length: int) -> Candidates:
@@ -189,7 +199,7 @@ def _denoised(problem: SpanProblem, step: AdamStep, pairs: Candidates) -> tuple[
     for layer in problem.anatomy.projections:
         if layer.weight not in step.estimate.error:
             continue
-        moved, off = (layer.by_output(part) for part in step.moved(layer.weight))
+        moved, off = (layer.by_output(part).double() for part in step.moved(layer.weight))
         found, error = known_rows(moved, off, step.eps(layer.weight), basis)
         update[layer.weight] = layer.by_output(found).float()  # transposes again, if at all
         noise[layer.weight] = MARGIN * float(error.square().mean().sqrt())

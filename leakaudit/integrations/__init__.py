@@ -1,0 +1,12 @@
+"""Integrations: one adapter for each federated or fine-tuning framework.
+
+Nothing is imported here, so that no integration imports another's framework:
+
+    from leakaudit.integrations.flower import LeakAuditMod                 # Flower: a client mod
+    from leakaudit.integrations.nvflare import LeakAuditFilter             # NVFlare: a DXO filter that can block
+    plugins: [leakaudit.integrations.axolotl.LeakAuditPlugin]              # axolotl: a line of its YAML
+
+`docs/integrations.md` says how each is used and what was tried.
+"""
+
+__all__ = ["axolotl", "flower", "nvflare"]

@@ -1,0 +1,85 @@
+"""`LeakAuditMod`, which shows an audit what a client of Flower sends.
+
+    audited = LeakAuditMod("leakaudit-audit")
+
+    @app.train(mods=[audited, LocalDpMod(...)])
+    def train(message, context):
+        callback = LeakAuditCallback({"out_dir": audited.folder(context), "unit": "round"})
+        ...
+
+The callback keeps what the training made. The mod, as the first of the list, sees what is sent after all other mods. The report shows both,
+and so what the mods between them change. As the last of the list it sees what the training function returned.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from leakaudit.capture.notify import notify
+from leakaudit.capture.rounds.registry import audit_in, open_round
+from leakaudit.errors import LeakAuditError, type_and_place
+
+_within: ContextVar[bool] = ContextVar("_within", default=False)
+"""Whether a `LeakAuditMod` further out handles the message, which sees more of what is sent."""
+
+
+@dataclass(eq=False)
+class LeakAuditMod:
+    """A client mod for `mods=[...]`; it changes no message and raises nothing."""
+
+    out_dir: Path | str = "leakaudit-audit"
+    """Folder of the audits, one subfolder for each client."""
+    _told: bool = field(default=False, init=False)
+    """Whether the user knows that a client has no audit."""
+
+    def folder(self, context: Context) -> Path:
+        """Return the folder of a client's audit, for `out_dir` of its configuration.
+
+        A simulation uses one process for several clients in turn, so the folder has the client's number: of its partition, or of its node.
+        """
+        return Path(self.out_dir).absolute() / f"client-{context.node_config.get('partition-id', context.node_id)}"
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return the reply of the client and tell its audit what it holds."""
+        outermost, token = not _within.get(), _within.set(True)
+        try:
+            reply = call_next(message, context)
+        finally:
+            _within.reset(token)
+        if outermost and message.metadata.message_type.startswith("train") and not reply.has_error():
+            try:
+                self._note(reply, self.folder(context))
+            except Exception as error:
+                ours = isinstance(error, LeakAuditError)
+                notify(f"what is sent is not audited: {error if ours else type_and_place(error)}")
+        return reply
+
+    def _note(self, reply: Message, folder: Path) -> None:
+        """Tell the audit in a folder what a reply sends.
+
+        Raises:
+            SnapshotError: the arrays are not the weights of the round.
+        """
+        weights: dict[str, Tensor] = {}
+        for record in reply.content.array_records.values():
+            weights |= record.to_torch_state_dict()
+        made = open_round(folder)
+        if made is not None and not weights:
+            made.release()
+            notify(
+                f"round {made.number} is audited as the training made it, not as it is sent: the reply holds no arrays, only "
+                f"{', '.join(map(repr, reply.content))}; a mod masks or encrypts it"
+            )
+        elif made is not None:
+            made.sent(weights)
+        elif weights and audit_in(folder) is None and not self._told:
+            self._told = True
+            notify(
+                f"no training here is audited in {folder}; give the training's LeakAuditCallback that `out_dir`, and `unit: round`"
+            )

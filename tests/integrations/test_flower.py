@@ -1,0 +1,152 @@
+"""The Flower mod tells an audit what a client sends, and changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leakaudit.callbacks.rounds import finish
+from leakaudit.callbacks.torch_loop import watch
+from leakaudit.capture.rounds import registry
+from leakaudit.capture.worker.shared_process import SharedSideProcess
+from leakaudit.results.files import load_results
+from leakaudit.storage.snapshots import read_snapshot
+from tests.support import tiny
+from tests.support.mini_trainer import config
+
+pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1800)]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_lora.py"
+
+
+@pytest.fixture(autouse=True)
+def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start no side process, and leave no audit open."""
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):  # of the process that handles a message
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(SharedSideProcess, "ensure", lambda self: False)
+    yield
+    finish()
+
+
+def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
+    """Send one training message through the mod, other mods and a client; return the reply and what the client made."""
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    from leakaudit.integrations.flower import LeakAuditMod
+
+    mod, app, made = LeakAuditMod(folder), ClientApp(), {}
+
+    @app.train(mods=[mod, *between, mod])
+    def train(message: Any, context: Any) -> Any:
+        model, tokenizer = tiny.bert(), tiny.bert_tokenizer()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        audit = config(folder, unit="round", every_n_steps=1, out_dir=mod.folder(context))
+        if audited:
+            with watch(model, optimizer, tokenizer=tokenizer, config=audit):
+                _step(model, optimizer, tokenizer)
+        else:
+            _step(model, optimizer, tokenizer)
+        made.update(model.state_dict())
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
+
+    content = RecordDict({"arrays": ArrayRecord(tiny.bert().state_dict())})
+    message = Message(content, dst_node_id=5, message_type="train")
+    context = Context(run_id=1, node_id=5, node_config={"partition-id": 3}, state=RecordDict(), run_config={})
+    return app(message, context), made, mod, (message, context)
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, tokenizer: Any) -> None:
+    model(**tokenizer(["the old dog chased a cat ."], return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
+    optimizer.step()
+
+
+def changed_by(change: Callable[[Any], Any]) -> Any:
+    """Return a mod that changes the arrays of a reply."""
+
+    def mod(message: Any, context: Any, call_next: Any) -> Any:
+        from flwr.app import ArrayRecord
+
+        reply = call_next(message, context)
+        sent = change(reply.content["arrays"].to_torch_state_dict())
+        reply.content["arrays"] = ArrayRecord(sent)
+        return reply
+
+    return mod
+
+
+def kept(folder: Path) -> Any:
+    audit = registry.audit_in(folder / "client-3")
+    assert audit is not None and audit.tasks.wait(20)
+    return read_snapshot(next((folder / "client-3" / "spool").glob("0*")))
+
+
+def test_what_other_mods_make_of_the_weights_is_what_is_sent(tmp_path: Path) -> None:
+    """Produced and sent updates differ by exactly what the mod between added."""
+    reply, made, _, _ = exchange(
+        tmp_path, changed_by(lambda w: {n: x + 1e-3 if x.is_floating_point() else x for n, x in w.items()})
+    )
+    snapshot = kept(tmp_path)
+    name, produced = next(iter(snapshot.observation.update.items()))
+    assert torch.equal(reply.content["arrays"].to_torch_state_dict()[name], made[name] + 1e-3)
+    torch.testing.assert_close(produced - snapshot.sent.update[name], torch.ones_like(produced), rtol=0, atol=1e-3)
+
+
+def test_without_other_mods_what_is_sent_is_what_was_made(tmp_path: Path) -> None:
+    """The mod stands first and last in the list, and tells it once."""
+    exchange(tmp_path)
+    snapshot = kept(tmp_path)
+    assert all(torch.equal(snapshot.sent.update[n], update) for n, update in snapshot.observation.update.items())
+
+
+def test_a_mod_that_takes_the_weights_away_is_refused_as_sent(tmp_path: Path, capsys: Any) -> None:
+    """As secure aggregation does; the round is audited as it was made."""
+    exchange(tmp_path, changed_by(lambda w: {}))
+    assert kept(tmp_path).sent is None
+    assert (
+        "round 0 is audited as the training made it, not as it is sent: the reply holds no arrays"
+        in capsys.readouterr().err
+    )
+
+
+def test_names_that_are_not_the_models_are_an_error_that_changes_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Flower's old clients number their arrays."""
+    reply, *_ = exchange(tmp_path, changed_by(lambda w: {str(i): x for i, x in enumerate(w.values())}))
+    assert "0" in reply.content["arrays"]
+    said = capsys.readouterr().err
+    assert "what is sent is not audited" in said and "the first is '0', expected were names such as" in said
+
+
+def test_a_client_without_an_audit_is_named_once(tmp_path: Path, capsys: Any) -> None:
+    """One line, with what to do."""
+    _, _, mod, (message, context) = exchange(tmp_path, audited=False)
+    assert capsys.readouterr().err.count("no training here is audited in") == 1
+    assert not (tmp_path / "client-3").exists() and mod.folder(context) == tmp_path / "client-3" and message is not None
+
+
+def test_ten_rounds_of_two_clients_in_the_simulation(tmp_path: Path) -> None:
+    """Each client has one audit over all rounds, as made and as sent, verified."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--out", str(tmp_path / "audits")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for client in range(2):
+        results = load_results(tmp_path / "audits" / f"client-{client}")
+        assert [step.verification.status.value for step in results.steps] == ["verified"] * 10
+        assert results.run.battery.defenses == ("none", "as-sent")
+        leaked = {a.defense for a in results.attempts if "most_words" in a.events}
+        assert leaked == {"none"}
