@@ -46,7 +46,7 @@ ROUNDING = 1e-6
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether adapters of a decoder are shared after one step of Adam from zero moments."""
+    """Say whether a decoder's adapters are shared after a first step of Adam."""
     facts = problem.seen.facts
     masked = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
     return (
