@@ -25,7 +25,7 @@ Our choice: each position leaves one dimension less."""
 MOST_WORDS = 2
 """Least ratio of the hidden size to the number of words. Our choice: beyond it any set of words explains much."""
 
-SPARE = 4
+SPARE = 8
 """Words below the bound on chance that are returned as well.
 Our choice: a wrong word costs only time, but a missing one costs a sentence."""
 
