@@ -1,4 +1,4 @@
-"""The span attack on adapters of a language model after a first step of Adam; nothing is granted."""
+"""The span attack on adapters of a language model after a step of Adam."""
 
 from __future__ import annotations
 

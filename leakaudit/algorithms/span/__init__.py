@@ -20,6 +20,10 @@ The package may import `plugins`, `models`, `algorithms` and the public half of 
 """
 
 __all__ = [
+    "adapter_gradients",
+    "adapter_inputs",
+    "adapter_search",
+    "adapter_words",
     "attention_evidence",
     "attention_identity",
     "attribution",
@@ -43,6 +47,8 @@ __all__ = [
     "recover",
     "repair",
     "residuals",
+    "row_denoising",
+    "row_evidence",
     "sentence_frame",
     "sentence_moves",
     "sequence_assembly",

@@ -1,4 +1,4 @@
-"""Gradients of adapters for each of many sequences, and their agreement with an observed gradient.
+"""Gradients of adapters for each sequence, compared with an observed one.
 
 One forward and one backward pass give the gradients of all sequences: a linear layer's gradient is the sum over tokens of (gradient of its
 output) times (its input), so it can be summed for each sequence apart.
@@ -47,7 +47,7 @@ class AdapterAgreement:
         return [p for a in self._adapters for p in (a.down, a.up)]
 
     def gradients(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Return (N, P): each sequence's gradient of its summed loss, divided like the observed one."""
+        """Return (N, P): each sequence's gradient of its summed loss, in even units."""
         ids, mask = padded_batch(self._seen, sequences)
         inputs, gradients = self._run(ids, mask)
         found = []
@@ -73,7 +73,7 @@ class AdapterAgreement:
         return cosines
 
     def _run(self, ids: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Sequence[Tensor]]:
-        """Return the inputs of all maps, and the loss's gradients by the outputs of the up maps."""
+        """Return the inputs of all maps, and the gradients at the up maps' outputs."""
         model = self._seen.model
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
@@ -104,7 +104,7 @@ class AdapterAgreement:
                 handle.remove()
 
     def directions(self, left: Tensor) -> Mapping[str, Tensor]:
-        """Return a direction of the weights along which the loss of wanted sequences rises.
+        """Return the direction of the weights in which the wanted loss rises.
 
         Args:
             left: (P,) the observed gradient less what is explained, divided like it.

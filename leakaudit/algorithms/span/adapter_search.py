@@ -31,7 +31,7 @@ BY_GRADIENT, BY_INPUTS = 5, 2
 PATIENCE = 4
 """Tokens without a better cosine after which a sentence does not grow. Our choice."""
 
-LAST = 32
+LAST = 128
 """Last tokens whose gradient is computed. Our choice: derivatives rank them, up to the length of their gradients."""
 
 STEP = 0.01
@@ -210,7 +210,11 @@ class SentenceSearch:
             return found
         ending = self.seen.facts.vocabulary.ends_with
         own = self._gradients([found.tokens])[0]
-        names = self._slopes(_Prefix(found.tokens, self.start, own, found.cosine)).topk(LAST).indices.tolist()
+        names = (
+            self._slopes(_Prefix(found.tokens, self.start, own, found.cosine))
+            .topk(min(LAST, self.seen.facts.vocabulary.size))
+            .indices.tolist()
+        )
         longer = [(*found.tokens, name) for name in names]
         if ending and found.tokens[-len(ending) :] != ending:
             longer.append((*found.tokens, *ending))

@@ -25,12 +25,9 @@ Our choice: each position leaves one dimension less."""
 MOST_WORDS = 2
 """Least ratio of the hidden size to the number of words. Our choice: beyond it any set of words explains much."""
 
-ABOVE_CHANCE = 0.5
-"""Share of the nats of chance above which a word is taken.
-Our choice: the bound on chance is generous, and a wrong word costs only time, but a missing one costs a sentence."""
-
 SPARE = 8
-"""Words below that bound that are returned as well. Our choice, for the same reason."""
+"""Words below the bound on chance that are returned as well.
+Our choice: a wrong word costs only time, but a missing one costs a sentence."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def _pursue(whitened: Tensor, atoms: Tensor, known: Explained, most: int, budget
         share = (whitened @ known.readers[0].T.float()).square().sum(dim=1) / outside.clamp_min(1e-30)
         share[outside <= KNOWN * length] = 0.0
         best = int(share.argmax())
-        if known.nats(0, float(share[best])) <= ABOVE_CHANCE * known.chance(0, len(atoms)):
+        if known.nats(0, float(share[best])) <= known.chance(0, len(atoms)):
             spare = share.topk(min(SPARE, len(share))).indices.tolist()
             return BatchWords(tuple(found), tuple(token for token in spare if token not in found))
         found.append(best)

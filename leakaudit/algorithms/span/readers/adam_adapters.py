@@ -46,7 +46,7 @@ ROUNDING = 1e-6
 
 
 def fits(problem: SpanProblem) -> bool:
-    """Say whether adapters of a decoder are shared after one step of Adam from zero moments."""
+    """Say whether a decoder's adapters are shared after a first step of Adam."""
     facts = problem.seen.facts
     masked = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
     return (
@@ -62,7 +62,7 @@ def fits(problem: SpanProblem) -> bool:
 def read(problem: SpanProblem) -> Reconstruction | None:
     """Return the sentences, or the words if no sentence was found, or None.
 
-    None if A has no update, as before the first step, or if no words were found.
+    None if A has no update, as before the first step; no sequences if no words were found.
     """
     estimate, _ = as_gradient(problem.seen)
     try:
@@ -77,7 +77,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     rows = [_rows(estimate, group, given) for group, given in zip(inputs.groups, typical, strict=True)]
     words = words_of(problem.stage, rows[0], problem.budget.part(SHARE / 2))
     if not words.certain:
-        return None
+        return Reconstruction(sequences=())
     layers = [RowEvidence(found, given) for found, given in zip(rows, typical, strict=True)]
     search = SentenceSearch(
         seen=estimate,
