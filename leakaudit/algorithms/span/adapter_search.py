@@ -96,6 +96,11 @@ class SentenceSearch:
         best = max((self._ended(found) for found in grown[:2]), key=lambda found: found.cosine, default=None)
         return None if best is None else self.improved(best)
 
+    def ended(self, tokens: Tokens) -> Found:
+        """Return a sentence whose inputs are known, with the last token that fits best."""
+        cosine = float(self._cosines([tokens])[0])
+        return self._ended(Found(tokens, cosine))
+
     def beside(self, sentences: Sequence[Tokens]) -> SentenceSearch:
         """Return the search for one more sentence."""
         others = self.agreement.gradients(sentences).sum(dim=0) if sentences else None

@@ -67,9 +67,27 @@ class Words:
     places: Tensor
     """(P, K) float64: b_p."""
 
-    def order(self) -> list[int] | None:
-        """Return the token ids of one sequence in order; None if they form no single one."""
-        return _order(self)
+    def order(self, used: int | None = None) -> list[int] | None:
+        """Return the token ids of one sequence in order, or None.
+
+        None if they form no single sequence.
+
+        Args:
+            used: number of positions of the sequence, if it is known.
+        """
+        return _order(self, used or used_positions(self.places))
+
+    def above(self, share: float) -> tuple[Words, int]:
+        """Return the words with more weight than unused positions, and the used positions.
+
+        Args:
+            share: multiple of the weight of unused positions, of which the last quarter are taken to be.
+        """
+        size = self.places.norm(dim=1)
+        least = share * size[-max(1, len(size) // 4) :].median()
+        used = int((size > least).nonzero().max()) + 1 if bool((size > least).any()) else 0
+        keep = self.weights.norm(dim=1) > least
+        return Words(self.tokens[keep], self.weights[keep], self.places), used
 
 
 def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, noise: float = 0.0) -> Words | None:
@@ -102,7 +120,22 @@ def find_words(stage: InputStage, rows: Tensor, positions: int, budget: Budget, 
     found = _pruned(outside, signals, floor, found)
     if not found:
         return None
-    tokens = torch.tensor(found, device=rows.device)
+    return word_weights(stage, torch.tensor(found, device=rows.device), rows, positions)
+
+
+def word_weights(stage: InputStage, tokens: Tensor, rows: Tensor, positions: int) -> Words:
+    """Return known words with their weights, and those of positions, in each row.
+
+    Args:
+        stage: computes attention inputs; additive.
+        tokens: (M,) distinct token ids.
+        rows: (K, D) float64, combinations of attention inputs.
+        positions: P, the most positions of a text.
+    """
+    norm = stage.norm
+    assert norm is not None
+    gain, shift = norm.gain, norm.shift
+    known = torch.cat([gain * stage.position_vectors[:positions], gain[None], shift[None]])
     columns = torch.cat([gain * stage.token_vectors[tokens].double(), known[1:]])
     solved = torch.linalg.lstsq(columns.T, rows.T, rcond=1e-10, driver="gelsd").solution  # (M + P + 1, K)
     weights, places = solved[: len(tokens)], solved[len(tokens) : len(tokens) + len(known) - 3]
@@ -184,12 +217,11 @@ def _pruned(atoms: Tensor, signals: Tensor, floor: float, found: list[int]) -> l
     return kept
 
 
-def _order(words: Words) -> list[int] | None:
+def _order(words: Words, used: int | None) -> list[int] | None:
     """Match words to positions by their weights.
 
     Words with one position come first, then those with two, three and four.
     """
-    used = used_positions(words.places)
     if used is None or len(words.tokens) > used:
         return None
     places = words.places[:used]

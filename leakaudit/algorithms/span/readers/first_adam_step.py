@@ -28,7 +28,7 @@ from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.matching_pursuit import find_words, used_positions
 from leakaudit.algorithms.span.order_refinement import refine_sequences
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
-from leakaudit.algorithms.span.reachability import bag_of_words_reach
+from leakaudit.algorithms.span.reachability import bag_of_words_reach, dropout_reach
 from leakaudit.algorithms.span.sequence_assembly import read_inside
 from leakaudit.algorithms.span.single_text import arranged
 from leakaudit.client.observation import Observation
@@ -88,6 +88,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     found = read_inside(replace(problem, seen=estimate), pairs, noise)
     if found.sequences and not any(sequence.proved for sequence in found.sequences):
         found = _refined(problem, _with_words(problem, found), tokens)
+    found = replace(found, reach=dropout_reach(problem, pairs, pairs, all_tried=True))
     return replace(found, diagnostics={"words": float(len(tokens)), **found.diagnostics})
 
 
