@@ -138,7 +138,10 @@ class AdamStep:
         return float(((moved - expected).abs() > BEYOND * error + simulated).double().mean())
 
     def sampled(self, name: str, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Return u, its error, a gradient and eps, for some entries of a parameter."""
+        """Return u, its error, the gradient and eps at some entries of a parameter.
+
+        The gradient is the loss's, without weight decay.
+        """
         stride = max(1, gradient.numel() // SAMPLED)
         moved, error = (part.flatten()[::stride].double() for part in self.moved(name))
         return moved, error, gradient.flatten()[::stride].double(), self.eps(name)

@@ -90,7 +90,7 @@ def run_worker(
     try:
         with _sigterm_interrupts():
             spool, audit_file = Spool.open(root)
-            _yield_processor(audit_file)
+            _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
             _check_key(spool, options)
             with spool.worker_lock():
@@ -287,12 +287,12 @@ def _import_torch_and_attacks() -> None:
     import leakaudit.client.snapshot  # noqa: F401
 
 
-def _yield_processor(audit_file: AuditFile) -> None:
-    """Lower this process's priority below the trainer's.
+def _yield_processor(spool: Spool, audit_file: AuditFile) -> None:
+    """Lower this process's priority below the trainer's while it trains.
 
-    The worker does this before it loads anything large. A worker that a user started keeps its priority.
+    The worker does this before it loads anything large. A worker keeps its priority if a user started it, or if training is over.
     """
-    if os.environ.get(PARENT_VARIABLE):
+    if os.environ.get(PARENT_VARIABLE) and spool.totals() is None:
         yield_processor(0, os.getppid(), audit_file.config.nice)
 
 

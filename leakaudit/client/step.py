@@ -270,7 +270,7 @@ class ClientStep:
 
 
 def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str, Tensor]:
-    """Return what the client's loss came from, if that is the log-probabilities of the labels.
+    """Return the labels' log-probabilities, if the client's loss came from them.
 
     A client with a fused head never makes logits: its model returns the log-probability of each next label, which the rebuilt model lacks.
     An output of the shape of next labels is taken for them. Where it is another one, the recomputed update does not match.

@@ -49,7 +49,8 @@ def yield_processor(process: int, trainer: int, nice: int) -> None:
     The system limits the priority. A second call has no further effect.
 
     Linux may group processes by session and share the processor between the groups, without regard to the priorities inside them
-    (sched(7), "the autogroup feature"). The side process has its own session, so its group gets the lower priority, too.
+    (sched(7), "the autogroup feature"). The side process has its own session, so its group gets the lower priority, too. A session that it
+    shares with other processes keeps its priority.
 
     Args:
         process: id of the side process; 0 for this one.
@@ -58,8 +59,9 @@ def yield_processor(process: int, trainer: int, nice: int) -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # not allowed, or a system without priorities
         os.setpriority(os.PRIO_PROCESS, process, min(19, os.getpriority(os.PRIO_PROCESS, trainer) + nice))
-    with contextlib.suppress(OSError):  # not Linux, or Linux without groups
-        Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
+    with contextlib.suppress(OSError, AttributeError):  # not Linux, or Linux without groups
+        if os.getsid(process) == (process or os.getpid()):
+            Path(f"/proc/{process or 'self'}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 _watch: ParentWatch | None = None

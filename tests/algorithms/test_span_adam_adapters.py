@@ -41,7 +41,7 @@ def _model() -> Any:
 
 
 def _observed(model: Any, rate: float | None = 1e-3, text: str = TEXT) -> tuple[Observation, tuple[int, ...]]:
-    """Return what a client with a fresh AdamW sends after one step, and the text's ids."""
+    """Return what a client with a fresh AdamW sends after one step, and the ids."""
     shared = tuple(name for name, _ in model.named_parameters() if is_adapter(name))
     frozen = frozenset(name for name, _ in model.named_parameters()) - set(shared)
     facts: dict[str, Any] = {}

@@ -35,9 +35,9 @@ def _step(
     model: nn.Module | None = None,
     **more: Any,
 ) -> ClientStep:
-    """Return a client's local steps with a fresh AdamW, one text of each step after the other.
+    """Return the local steps of a client with a fresh AdamW.
 
-    Gradients are clipped, so that their entries are as small as those of a large model.
+    Each of several steps takes one text. Gradients are clipped, so that their entries are as small as those of a large model.
     """
     model = tiny.wide_bert() if model is None else model
     names = tuple(name for name, _ in model.named_parameters() if name not in more.get("frozen", ()))
@@ -100,7 +100,7 @@ def test_two_texts_are_read_and_proved() -> None:
 
 
 def test_a_guess_with_one_wrong_word_is_not_proved() -> None:
-    """The movement that a guess predicts differs in most entries, if one word is wrong."""
+    """If one word of a guess is wrong, most entries move otherwise than it predicts."""
     step = _step(ONE, 5e-5)
     seen, (right,) = step.observe(), step.truth.sequences()
     wrong = (*right[:3], tiny.ids_of("bird")[1], *right[4:])
@@ -123,7 +123,7 @@ def test_words_of_several_steps_are_those_whose_rows_moved() -> None:
 
 
 def test_a_regression_removes_nearly_all_rounding() -> None:
-    """Rows in a known space have an error far below that of their entries, and it is the stated one."""
+    """Rows in a known space have errors far below their entries', and as stated."""
     generator = tiny.generator()
     basis = torch.linalg.qr(torch.randn(200, 10, generator=generator, dtype=torch.float64))[0].T
     gradient = 1e-4 * torch.randn(30, 10, generator=generator, dtype=torch.float64) @ basis

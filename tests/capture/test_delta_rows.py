@@ -112,9 +112,9 @@ def test_the_page_has_every_row_and_all_are_verified() -> None:
 
 @pytest.mark.parametrize("local_steps", [1, 4])
 def test_a_machine_that_rounds_gradients_otherwise_is_no_mismatch(tmp_path: Path, local_steps: int) -> None:
-    """Every gradient is off by up to a millionth of its largest entry; AdamW makes more of it.
+    """Gradients that are off by a millionth of their largest entry are accepted.
 
-    One wrong entry is a mismatch there, too.
+    AdamW makes more of such a difference. One wrong entry is a mismatch there, too.
     """
     snapshot = train(Row(delta_rows.adamw, local_steps=local_steps, model=tiny.bert), tmp_path).snapshots[0]
     step, draw = ClientStep.of(snapshot), tiny.generator(0)

@@ -20,6 +20,7 @@ import pytest
 
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import Watch
+from leakaudit.capture.worker.process import SideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
@@ -207,6 +208,25 @@ def assert_good_neighbour(worker: int, niceness: int) -> None:
     assert int(stat[3]) == worker, "a session of its own: Ctrl-C in the terminal does not reach it"
     environment = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
     assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"HF_HUB_OFFLINE=1"} <= set(environment)
+
+
+def test_a_worker_that_is_started_again_after_training_has_the_processor(tmp_path: Path) -> None:
+    """Nobody trains any more, so neither trainer nor worker lowers its priority."""
+    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
+    spool = test_worker.make(tmp_path, 1, attacks=(slow,), budget_s=60.0, nice=7)
+    side = SideProcess(spool)
+    try:
+        assert side.ensure() and side.pid
+        os.kill(side.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, side.pid, os.WEXITED | os.WNOWAIT)
+        side.end_training()
+        assert side.ensure() and side.pid
+        until(lambda: claimed(spool))
+        assert os.getpriority(os.PRIO_PROCESS, side.pid) == os.nice(0)
+        group = Path(f"/proc/{side.pid}/autogroup")
+        assert not group.exists() or group.read_text().split()[-1] == "0"
+    finally:
+        side.stop()
 
 
 def test_a_detached_worker_finishes_when_its_trainer_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Search for the sentences of a language model's batch by gradients of its adapters.
+"""Search for the sentences of a language model's batch by adapter gradients.
 
 The words are known (`adapter_words`), not their order. A sentence grows token by token: the inputs of all layers name the few next words
 that the rows of the update allow (`row_evidence`), and the cosine of the prefix's own gradient with the observed one chooses among them

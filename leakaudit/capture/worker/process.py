@@ -266,7 +266,8 @@ class SideProcess:
         close_input(self._process)
         try:
             self._process = start_worker(self._spool, self._log, self._trainer_device)
-            yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
+            if self._training:
+                yield_processor(self._process.pid, os.getpid(), self._spool.config.nice)
             if self._spool.keys and self._spool.keys.identity:
                 tell(self._process, self._spool.keys.identity)
         except BrokenPipeError:
