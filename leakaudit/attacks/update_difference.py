@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from leakaudit.algorithms.language_models.likelihood_ratio import Search, Searched, likely_texts, model_after
 from leakaudit.plugins import (
@@ -23,9 +25,9 @@ from leakaudit.plugins import (
     not_applicable,
 )
 
-MARGIN = 1.5
-"""Under declared noise: least ratio of the best score to the best score of the same search under the negated update.
-Our choice: noise favours neither sign, so under noise alone both scores come from one distribution."""
+MARGIN = 4.0
+"""Under declared noise: least ratio of the best score to the best score of the same search in noise alone.
+Measured on a tiny GPT-2: in 48 updates of noise alone, from 0.1 to 10^4 times the update, the largest was 3.9."""
 
 
 @attack("update-difference")
@@ -40,11 +42,11 @@ class UpdateDifference:
     Source: differential score and beams of Zanella-Beguelin et al. (CCS 2020), Sec. 4. Amplification, first words and ends
     of texts are ours; see `leakaudit.algorithms.language_models.likelihood_ratio`.
 
-    Under declared noise the search is repeated with the negated update. If the best text is not much better than the best
-    one there, nothing is guessed.
+    Under declared noise the search is repeated with drawn noise of the declared size in place of the update. If the best
+    text is not much better than the best one there, nothing is guessed.
     """
 
-    amplification: float = 2.0
+    amplification: float = 1.0
     """How many times the update is taken. Chosen on training texts; see docs/decisions/adam_deltas_decoders.md."""
     prior_weight: float = 0.5
     """Weight of the likelihood before the update. Chosen on training texts, together with `amplification`."""
@@ -87,22 +89,28 @@ class UpdateDifference:
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Return the texts, the best first; nothing where noise explains them."""
         noisy = self.evidence and seen.noise_sigma > 0.0
-        found = self._search(seen, self.amplification, budget.part(0.5) if noisy else budget)
-        control = self._search(seen, -self.amplification, budget) if noisy else []
+        found = self._search(seen, seen.update, budget.part(0.5) if noisy else budget)
+        control = self._search(seen, _noise_like(seen, rng), budget) if noisy else []
         best, chance = (max((one.ratio for one in texts), default=0.0) for texts in (found, control))
-        facts = {"ratio": best, "ratio_of_negated_update": chance, "searched": float(len(found))}
-        kept = [] if noisy and best < MARGIN * max(chance, 0.0) else found
+        facts = {"ratio": best, "ratio_of_noise": chance, "searched": float(len(found))}
+        kept = [] if noisy and best < MARGIN * chance else found
         return Reconstruction(
             sequences=tuple(_guess(one, seen) for one in kept),
             stop="budget" if budget.exhausted() else "done",
             diagnostics=facts,
         )
 
-    def _search(self, seen: Observation, amplification: float, budget: Budget) -> list[Searched]:
+    def _search(self, seen: Observation, update: Mapping[str, Tensor], budget: Budget) -> list[Searched]:
         most = (seen.facts.batch_size_bound or self.sentences) * seen.facts.local_steps
         search = Search(min(self.sentences, most), self.beam, self.length, self.prior_weight)
-        after = model_after(seen, amplification) if self.evidence else None
+        after = model_after(seen, self.amplification, update) if self.evidence else None
         return likely_texts(model_after(seen, 0.0), after, seen.facts.vocabulary, search, budget)
+
+
+def _noise_like(seen: Observation, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return noise of the declared size in place of the update."""
+    sigma = seen.noise_sigma
+    return {name: (sigma * torch.randn(tensor.shape, generator=rng)).to(tensor) for name, tensor in seen.update.items()}
 
 
 def _guess(found: Searched, seen: Observation) -> GuessedSequence:

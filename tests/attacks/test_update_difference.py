@@ -19,7 +19,7 @@ from tests.support.optimizer_steps import difference_step
 TEXT = "the old dog chased a small cat near two red trees ."
 
 
-def _learned(name: str = "AdamW", rate: float = 3e-2) -> Observation:
+def _learned(name: str = "AdamW", rate: float = 1e-2) -> Observation:
     """Return four local steps on one text, repeated."""
     batches = [[TEXT]] * 4
     step = difference_step(
@@ -54,7 +54,7 @@ def test_it_keeps_what_every_attack_promises() -> None:
     check_attack(UpdateDifference)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("AdamW", 3e-2), ("SGD", 0.5)])
+@pytest.mark.parametrize(("name", "rate"), [("AdamW", 1e-2), ("SGD", 0.5)])
 def test_a_text_that_was_learned_in_four_steps_is_found(name: str, rate: float) -> None:
     """And without the update it is not."""
     seen = _learned(name, rate)
@@ -79,7 +79,7 @@ def test_as_many_texts_are_guessed_as_the_client_can_have_had() -> None:
 
 
 def test_noise_alone_gives_no_guess() -> None:
-    """The search under the negated update finds as much."""
+    """The search in drawn noise finds as much."""
     seen = _learned()
     generator = torch.Generator().manual_seed(0)
     empty = 0
@@ -91,7 +91,7 @@ def test_noise_alone_gives_no_guess() -> None:
 
 
 def test_a_learned_text_is_still_found_in_little_noise() -> None:
-    """It is better than anything under the negated update."""
+    """It is better than anything in noise alone."""
     seen = _learned()
     generator = torch.Generator().manual_seed(0)
     noisy = {
@@ -99,7 +99,7 @@ def test_a_learned_text_is_still_found_in_little_noise() -> None:
     }
     declared = DeclaredDefense(name="gaussian-noise", parameters={"sigma": 1e-3})
     guess = _run(seen.under(declared, noisy))
-    assert guess.diagnostics["ratio"] > guess.diagnostics["ratio_of_negated_update"]
+    assert guess.diagnostics["ratio"] > guess.diagnostics["ratio_of_noise"]
     assert _longest_run(guess) >= len(_true()) - 2
 
 

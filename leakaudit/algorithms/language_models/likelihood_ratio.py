@@ -3,15 +3,15 @@
 The differential score of a text s is DS(s) = sum_t log p_after(s_t | s_<t) - log p_before(s_t | s_<t) (Zanella-Beguelin et al., CCS 2020,
 Sec. 4.1). Texts with a high score are found with beams (Sec. 4.2). Four things are ours. The update may be taken several times, so that a
 small one counts, too. The score of a beam is DS(s) + w log p_before(s), because with DS alone beams fill with rare words. Each beam begins
-with another first word, so that the texts differ. A text ends where its score DS is largest, because many clients train without an
-end-of-text token.
+with another first word, and avoids words that earlier beams have at the same place, as in diverse beam search (Vijayakumar et al., AAAI
+2018). A text without an end-of-text token ends where its score DS is largest, because many clients train without that token.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,10 @@ Our choice: a few local steps of a usual learning rate move weights by about as 
 FIRST_WORDS = 512
 """Likely first words that are compared where no token begins a text.
 Our choice: their next-token probabilities take 60 MB with 30,000 tokens."""
+
+AVOIDED = 1.0
+"""Nats by which a word is worse for each earlier beam that has it at the same place.
+Our choice: a word that a text was trained on gains more."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,24 @@ class _Beams:
     """(N,) score of each text."""
 
 
-def model_after(seen: Observation, amplification: float) -> nn.Module:
+def model_after(seen: Observation, amplification: float, update: Mapping[str, Tensor] | None = None) -> nn.Module:
     """Return a float32 copy of the public model, moved by the update.
 
     A difference of weights moves it by `amplification` times the client's own movement. A gradient moves it by as many steps against it,
-    each `GRADIENT_STEP` of the weights' length. With 0 the copy has the weights before the update; a negative number moves it away.
+    each `GRADIENT_STEP` of the weights' length. With 0 the copy has the weights before the update.
+
+    Args:
+        seen: the observation.
+        amplification: how many times the update is taken.
+        update: taken in place of the observed one, in the same units.
     """
+    moves = seen.update if update is None else update
     model = copy.deepcopy(seen.model).float()
     weights = {name: weight for name, weight in model.named_parameters() if name in seen.update}
     size = divisor_of(seen.facts) if seen.facts.view == "delta" else _gradient_step(seen, weights)
     with torch.no_grad():
         for name, weight in weights.items():
-            weight -= amplification * size * seen.update[name].to(weight)
+            weight -= amplification * size * moves[name].to(weight)
     return model.eval()
 
 
@@ -147,7 +157,7 @@ class _Pair:
 def _log_probabilities(model: nn.Module, ids: Tensor) -> Tensor:
     """Return (N, V) log probabilities of the token after (N, T) ids."""
     given = inspect.signature(model.forward).parameters
-    more = {"logits_to_keep": 1} if "logits_to_keep" in given else {}
+    more = {name: value for name, value in (("logits_to_keep", 1), ("use_cache", False)) if name in given}
     logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits
     return logits[:, -1].float().log_softmax(dim=1)
 
@@ -159,8 +169,8 @@ def _gradient_step(seen: Observation, weights: dict[str, Tensor]) -> float:
 
 
 def _end_of(vocabulary: Vocabulary) -> int | None:
-    """Return the token that ends a text, if the tokenizer puts one there."""
-    return vocabulary.ends_with[0] if vocabulary.ends_with else None
+    """Return the token that ends a text, if the tokenizer has one."""
+    return vocabulary.ends_with[0] if vocabulary.ends_with else vocabulary.special.get("eos")
 
 
 def _first_words(pair: _Pair, starts: int) -> _Beams:
@@ -202,18 +212,32 @@ def _longer(beams: _Beams, pair: _Pair, starts: int, width: int, end: int | None
         ended = (beams.ids == end).any(dim=1)
         score[ended] = -torch.inf
         score[ended, end] = 0.0
-    groups = min(starts, len(score))
-    total = (beams.total[:, None] + score).view(groups, -1)
-    kept = total.topk(width, dim=1)
-    first = torch.arange(groups, device=score.device)[:, None] * (len(score) // groups)
-    row, token = (kept.indices // score.shape[1] + first).flatten(), (kept.indices % score.shape[1]).flatten()
+    total = (beams.total[:, None] + score).view(min(starts, len(score)), -1, score.shape[1])
+    row, token = _different(total, width)
     still = (~ended[row]).float()
     return _Beams(
         torch.cat([beams.ids[row], token[:, None]], dim=1),
         torch.cat([beams.ratio[row], (still * ratio[row, token])[:, None]], dim=1),
         torch.cat([beams.prior[row], (still * prior[row, token])[:, None]], dim=1),
-        kept.values.flatten(),
+        beams.total[row] + score[row, token],
     )
+
+
+def _different(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return (N,) rows and tokens of the best texts of each beam.
+
+    Args:
+        total: (G, b, V) scores.
+        width: texts of a beam that are kept.
+    """
+    used = torch.zeros_like(total[0, 0])
+    rows, tokens = [], []
+    for number, scores in enumerate(total):
+        kept = (scores - AVOIDED * used).flatten().topk(width).indices
+        rows.append(number * len(scores) + kept // len(used))
+        tokens.append(kept % len(used))
+        used[tokens[-1][0]] += 1
+    return torch.cat(rows), torch.cat(tokens)
 
 
 def _without_repeats(scores: Tensor, ids: Tensor) -> Tensor:
