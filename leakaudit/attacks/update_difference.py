@@ -114,7 +114,10 @@ def _noise_like(seen: Observation, rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _guess(found: Searched, seen: Observation) -> GuessedSequence:
-    """Return a text with the tokens around it; its confidence rises with the ratio of each token."""
+    """Return a text with the tokens around it.
+
+    Its confidence rises with the ratio of each token.
+    """
     vocabulary = seen.facts.vocabulary
     gain = max(0.0, found.ratio) / max(1, len(found.token_ids))
     return GuessedSequence(

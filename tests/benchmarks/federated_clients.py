@@ -74,16 +74,29 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{options.model.name}; AdamW, {STEPS} local steps of {BATCH} texts, adapters of rank {RANK}; seed {options.seed}")
+    print(
+        f"{options.model.name}; AdamW, {STEPS} local steps of {BATCH} texts, adapters of rank {RANK}; seed {options.seed}"
+    )
     print(f"nothing granted; n = client rounds of {STEPS * BATCH} texts each\n")
-    print("| data | learning rate | warm-up rounds | update used | n | guesses | word precision | word recall | exact | best ROUGE-L | s |")
+    print(
+        "| data | learning rate | warm-up rounds | update used | n | guesses | word precision | word recall | exact | best ROUGE-L | s |"
+    )
     print("| --- " * 11 + "|")
     for data, warmup, rate in product(options.data, WARMUPS, options.rates):
         simulator = Simulator(
             Simulation(
-                model=options.model, data=data, task="causal-lm", batch_size=BATCH, steps=options.rounds, seed=options.seed,
-                optimizer="adamw", learning_rate=rate, local_steps=STEPS, lora_rank=RANK, lora_warmup=warmup,
-            )  # fmt: skip
+                model=options.model,
+                data=data,
+                task="causal-lm",
+                batch_size=BATCH,
+                steps=options.rounds,
+                seed=options.seed,
+                optimizer="adamw",
+                learning_rate=rate,
+                local_steps=STEPS,
+                lora_rank=RANK,
+                lora_warmup=warmup,
+            )
         )
         rounds = list(simulator)
         for evidence in (True, False):

@@ -97,7 +97,7 @@ def model_after(seen: Observation, amplification: float, update: Mapping[str, Te
     size = divisor_of(seen.facts) if seen.facts.view == "delta" else _gradient_step(seen, weights)
     with torch.no_grad():
         for name, weight in weights.items():
-            weight -= amplification * size * moves[name].to(weight)
+            weight.sub_(amplification * size * moves[name].to(weight))
     return model.eval()
 
 
@@ -162,7 +162,7 @@ def _log_probabilities(model: nn.Module, ids: Tensor) -> Tensor:
     return logits[:, -1].float().log_softmax(dim=1)
 
 
-def _gradient_step(seen: Observation, weights: dict[str, Tensor]) -> float:
+def _gradient_step(seen: Observation, weights: Mapping[str, Tensor]) -> float:
     """Return the learning rate of one step against a gradient."""
     long = torch.stack([weight.detach().norm() for weight in weights.values()]).norm()
     return GRADIENT_STEP * float(long / torch.stack([seen.update[name].norm() for name in weights]).norm())
@@ -254,7 +254,7 @@ def _cut(beams: _Beams, row: int, end: int | None, updated: bool) -> Searched:
     Without an end-of-text token it ends where the sum of its ratios is largest; without an update, nowhere.
     """
     ids: Sequence[int] = beams.ids[row].tolist()
-    long = list(ids).index(end) if end in ids else len(ids)
+    long = list(ids).index(end) if end is not None and end in ids else len(ids)
     if long == len(ids) and updated:
         long = 1 + int(beams.ratio[row].cumsum(dim=0).argmax())
     return Searched(tuple(ids[:long]), float(beams.ratio[row, :long].sum()), float(beams.prior[row, :long].sum()))
