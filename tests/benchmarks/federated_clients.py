@@ -1,4 +1,4 @@
-"""Table of `update-difference` on clients like Flower's: adapters, AdamW, ten local steps.
+"""Table of `update-difference` on clients with adapters, AdamW and ten steps.
 
 Run: `python -m tests.benchmarks.federated_clients --model FOLDER --data FILE.jsonl [...]`; FOLDER holds a causal language model, such as one
 that `tests.benchmarks.decoders` trains. Not collected by pytest.
