@@ -55,7 +55,8 @@ class RowEvidence:
 
     def whitened(self, inputs: Tensor) -> Tensor:
         """Return inputs (..., D) in the coordinates of the rows, float64."""
-        return inputs.double() @ self._whiten
+        found: Tensor = inputs.double() @ self._whiten
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Explained:
         """
         signals = float(self.readers[layer].square().sum())
         tail = math.log(candidates)
-        return 0.5 * (signals + 2 * (signals * tail) ** 0.5 + 2 * tail)
+        return 0.5 * float(signals + 2 * (signals * tail) ** 0.5 + 2 * tail)
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> Explained:
         """Return this with one more known input in each layer.

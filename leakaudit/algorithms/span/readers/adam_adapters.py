@@ -104,7 +104,7 @@ def _typical_inputs(problem: SpanProblem, inputs: AdapterInputs) -> list[Tensor]
     return [given.flatten(0, 1).double() for given in inputs.run(ids.to(problem.stage.device))]
 
 
-def _rows(estimate: Observation, group: tuple[Adapter, ...], typical: Tensor) -> RepairedRows:
+def _rows(estimate: Observation, group: Sequence[Adapter], typical: Tensor) -> RepairedRows:
     gradients = [a.down.by_output(estimate.update[a.down.weight]).double() for a in group]
     errors = [
         a.down.by_output(estimate.error[a.down.weight]).double()
