@@ -137,12 +137,12 @@ class _Pair:
     weight: float
 
     def next_token(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (N, V) log ratios and (N, V) log p_before of every next token after (N, T) ids."""
+        """Return (N, V) log ratios and (N, V) log p_before of next tokens."""
         prior = _log_probabilities(self.before, ids)
         return (torch.zeros_like(prior) if self.after is None else _log_probabilities(self.after, ids) - prior), prior
 
     def after_start(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for texts (N, T), behind the tokens that begin a text."""
+        """Return the same for texts behind the tokens that begin a text."""
         start = torch.tensor(frame_of(self.vocabulary)[0], dtype=torch.long, device=ids.device)
         return self.next_token(torch.cat([start.expand(len(ids), -1), ids], dim=1))
 
