@@ -1,6 +1,6 @@
-"""Language models for priors: n-gram counts and a small trained transformer.
+"""Language models: n-gram counts, a small trained transformer, and likelihoods.
 
 The package may import `plugins` and `models`.
 """
 
-__all__ = ["kneser_ney", "token_scorer", "training"]
+__all__ = ["kneser_ney", "likelihood_ratio", "token_scorer", "training"]
