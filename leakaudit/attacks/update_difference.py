@@ -33,7 +33,7 @@ Measured on a tiny GPT-2: in 48 updates of noise alone, from 0.1 to 10^4 times t
 @attack("update-difference")
 @dataclass(frozen=True)
 class UpdateDifference:
-    """Search texts whose likelihood rises from the model before the update to the model after it.
+    """Search texts whose likelihood rises from the old model to the updated one.
 
     It needs no gradient, so it reads the difference of weights of every optimizer after any number of local steps, of all
     weights or of adapters. The difference tells most about what the client repeated or trained on for long. After a few

@@ -103,7 +103,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _by_positions(problem: SpanProblem, words: Sequence[int], search: SentenceSearch) -> Found | None:
-    """Return the sentence whose order the positions in the inputs give, if it is the whole batch.
+    """Return the one sentence of a batch, in the order that positions give, or None.
 
     None if inputs carry no position, or if the words form no single sentence. All inputs of these words lie in a space of about as many
     dimensions as there are words and positions, so one regression a row removes nearly all rounding (`adam_step.known_rows`).
