@@ -181,7 +181,7 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_configurations_on_the_page_are_valid(tmp_path: Path) -> None:
     """Each is read as a user's file would be."""
-    assert len(blocks("yaml")) == 2
+    assert len(blocks("yaml")) == 3
     for block in blocks("yaml"):
         (tmp_path / "audit.yaml").write_text(block.replace("age1...", new_identity()[0]))
         config = load_config(tmp_path / "audit.yaml")

@@ -216,12 +216,19 @@ def test_a_clipped_example_contributes_no_more_than_the_bound() -> None:
 
 
 def test_private_sgd_says_where_it_cannot_be_computed() -> None:
-    """On a difference of weights, and on top of a defence that comes after it."""
+    """On a difference of weights, and on top of a defence that comes after it.
+
+    An update without it is recognised all the same: the local steps without a defence explain it.
+    """
     step, _ = STEPS["classification"]
     local = dataclasses.replace(step, facts=step.facts.model_copy(update={"view": "delta", "learning_rate": 0.1}))
     with pytest.raises(Exception, match="difference of weights after local steps"):
         DpSgd()(local, local.observe(), torch.Generator())
-    assert verify(_declaring(local, DpSgd().declared()), step.update()).status is VerificationStatus.UNVERIFIABLE
+    declared = _declaring(local, DpSgd().declared())
+    found = verify(declared, _recorded(step, _sent(DpSgd(), step)))
+    assert found.status is VerificationStatus.UNVERIFIABLE and "difference of weights" in found.note
+    found = verify(declared, step.update())
+    assert found.status is VerificationStatus.VERIFIED and found.absent == ("dp-sgd",)
     rounded = _sent(defenses.create("round"), step)
     with pytest.raises(Exception, match="the run ships round"):
         DpSgd()(step, rounded, torch.Generator())
