@@ -47,7 +47,7 @@ class RowEvidence:
         usual = typical.T @ typical / len(typical)
         usual = usual + torch.diag(share * squared * (usual.trace() / squared.sum()) + 1e-10 * usual.trace() / width)
         values, vectors = torch.linalg.eigh(usual)
-        self._whiten = vectors @ torch.diag(values.clamp_min(1e-300).rsqrt()) @ vectors.T
+        self._whiten: Tensor = vectors @ torch.diag(values.clamp_min(1e-300).rsqrt()) @ vectors.T
         self.rows = found.rows @ self._whiten  # (F, D)
         noise = torch.einsum("d,dij->ij", self._whiten.square().sum(dim=0) * squared, found.errors)
         eye = torch.eye(len(noise), dtype=noise.dtype, device=noise.device)
@@ -104,7 +104,7 @@ class Explained:
         """
         signals = float(self.readers[layer].square().sum())
         tail = math.log(candidates)
-        return 0.5 * (signals + 2 * (signals * tail) ** 0.5 + 2 * tail)
+        return 0.5 * (signals + 2 * math.sqrt(signals * tail) + 2 * tail)
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> Explained:
         """Return this with one more known input in each layer.
