@@ -53,6 +53,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "accumulation",
             "max_grad_norm",
             "batch_size",
+            "update",
             "declared_defenses",
         }
     ),

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from leakaudit.audit.state import step_id_of
-from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.truth import Truth
@@ -111,13 +111,30 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         dropout=max(facts.dropout.values(), default=0.0),
         hidden=getattr(config, "hidden_size", None),
         trainable=_trainable(facts.shared, facts.frozen),
-        accumulation=max(1, len(snapshot.truth.micro_batches)),
+        accumulation=max((1, *recipe.step_sizes))
+        if facts.view == "delta"
+        else max(1, len(snapshot.truth.micro_batches)),
         max_grad_norm=_finite(recipe.max_grad_norm),
         batch_size=size,
+        update=update_in_words(facts),
         declared_defenses=tuple(
             dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in declared)])
         ),
     )
+
+
+def update_in_words(facts: PublicFacts) -> str:
+    """Return what a client sends, in words for a report."""
+    if facts.view != "delta":
+        return "gradient" if facts.view == "local" else "gradient, mean over all processes"
+    steps = "1 step" if facts.local_steps == 1 else f"{facts.local_steps:,} steps"
+    optimizer = facts.optimizer
+    name = "SGD" if optimizer is None else optimizer.algorithm
+    rate = "" if facts.learning_rate is None else f", learning rate {facts.learning_rate:g}"
+    kept = (
+        "" if optimizer is None or optimizer.kind == "sgd" else ", new moments" if optimizer.fresh else ", kept moments"
+    )
+    return f"difference of weights after {steps} of {name}{rate}{kept}"
 
 
 def texts_of(truth: Truth, seen: Observation) -> list[tuple[int, ...]]:

@@ -452,6 +452,8 @@ class Regime(ResultsModel):
     accumulation: Annotated[int, Field(ge=1)] = 1
     max_grad_norm: Amount | None = None
     batch_size: Count | None = None
+    update: str = ""
+    """What the client sends, such as `difference of weights after 10 steps of AdamW`; empty in results that do not say it."""
     declared_defenses: tuple[str, ...] | None = None
     """Names of the defences that the run declares; the `shipped_defense` of every step is made of these. None in results before 1.2."""
 

@@ -36,6 +36,7 @@ def section(redacted: RedactedResult) -> Section:
         ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),
         ("Code", commit + dirty),
         ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
+        *([("Update", regime.update)] if regime.update else []),
         ("Batch", f"{batch}, accumulation {regime.accumulation}{clip}"),
         ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
     ]
