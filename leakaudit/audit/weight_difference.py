@@ -47,6 +47,13 @@ Our choice: the update of another batch is further away than its own size.
 """
 
 
+NOTHING = 1e-3
+"""Distance of an entry from its repetition that does not count, as a share of the root mean square of all entries.
+
+Our choice: gradients that are rounding alone, such as those of key biases, are a millionth of the others, and another pass of the
+same sums changes them completely.
+"""
+
 FEW_SENSITIVE = 100
 """Entries that are sensitive to rounding below which a parameter does not tell whether the machine is another one. Our choice."""
 
@@ -130,6 +137,13 @@ class WeightDifference:
         low, high = self.bounds
         return UpdateComparison.of(high, low).difference.norm / UpdateComparison.of(self.own, self.own).norm
 
+    @cached_property
+    def _floor(self) -> float:
+        """Distance of two entries that is nothing beside the whole update."""
+        entries = sum(own.numel() for own in self.own.values())
+        norm = float(UpdateComparison.of(self.own, self.own).norm)
+        return NOTHING * norm / float(max(1, entries)) ** 0.5
+
     def _outside(self, low: Update, high: Update, factor: float) -> list[str]:
         """Return the parameters with an entry outside of some bounds."""
         divisor = delta_divisor(self.step.facts)
@@ -139,7 +153,7 @@ class WeightDifference:
             if name in self.own:
                 seen = self.observed[name] / factor
                 usual = float(self.own[name].square().mean().sqrt())
-                room = units * _unit(weight.detach(), divisor * seen) / divisor + self.tolerance * usual
+                room = units * _unit(weight.detach(), divisor * seen) / divisor + self.tolerance * usual + self._floor
                 wrong = bool(((seen < low[name] - room) | (seen > high[name] + room)).any())
                 if wrong or self._repeats_exactly(name, high[name] - low[name] > usual):
                     found.append(name)
@@ -156,7 +170,7 @@ class WeightDifference:
             sensitive: its entries that rounding of the gradient may move by more than the parameter's usual movement.
         """
         count = int(sensitive.sum())
-        same = self.observed[name] == self.own[name]
+        same = (self.observed[name] - self.own[name]).abs() <= self._floor
         return count >= FEW_SENSITIVE and not bool(same.all()) and int((same & sensitive).sum()) >= SAME_SHARE * count
 
 

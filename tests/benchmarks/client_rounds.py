@@ -21,6 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.rounds import finish
 from leakaudit.capture.rounds.registry import audit_in
+from leakaudit.models.loading import NOTHING_FOREIGN
 from leakaudit.results.schema import Overhead
 from leakaudit.storage.rounds_file import read_rounds
 from tests.support import tiny, tiny_trainer
@@ -30,7 +31,10 @@ def loaded(folder: str | None) -> tuple[Any, Any]:
     """Return a new model and its tokenizer; the tiny BERT without a folder."""
     if folder is None:
         return tiny.bert(), tiny.bert_tokenizer()
-    return AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return (
+        AutoModelForSequenceClassification.from_pretrained(folder, **NOTHING_FOREIGN),
+        AutoTokenizer.from_pretrained(folder, **NOTHING_FOREIGN),
+    )
 
 
 def seconds_of_round(place: Path, asked: argparse.Namespace, *, audited: bool) -> float:
