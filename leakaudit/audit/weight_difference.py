@@ -9,6 +9,7 @@ thousandth of what the weights of its parameter usually move (3 % in bfloat16, t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -142,7 +143,7 @@ class WeightDifference:
         """Distance of two entries that is nothing beside the whole update."""
         entries = sum(own.numel() for own in self.own.values())
         norm = float(UpdateComparison.of(self.own, self.own).norm)
-        return NOTHING * norm / float(max(1, entries)) ** 0.5
+        return NOTHING * norm / math.sqrt(max(1, entries))
 
     def _outside(self, low: Update, high: Update, factor: float) -> list[str]:
         """Return the parameters with an entry outside of some bounds."""

@@ -24,7 +24,7 @@ from tests.support.mini_trainer import TEXTS, config
 
 def round_config(folder: Path, **more: Any) -> AuditConfig:
     """Return a configuration of rounds with one fast attack."""
-    return config(folder, unit="round", **{"every_n_steps": 1, "wait_at_end_s": 100.0, **more})
+    return config(folder, unit="round", every_n_steps=1, **more)
 
 
 def train_round(folder: Path, number: int = 0, *, steps: int = 2, **more: Any) -> Watch:
