@@ -8,9 +8,11 @@ kept if it lowers the simulation's error. (Own derivation.)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from leakaudit.algorithms.resimulation import AGREES, simulation_error
+from leakaudit.algorithms.resimulation import largest_error, prove, simulation_error
 from leakaudit.client.observation import Observation
+from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.budget import Budget
 
 LESS = 0.98
@@ -27,6 +29,34 @@ Our choice: with two sentences and a six-layer encoder a change takes 0.03 s, an
 Sequences = list[tuple[int, ...]]
 
 
+def refined(
+    seen: Observation,
+    found: Reconstruction,
+    options: Mapping[int, Sequence[int]],
+    confidence: float,
+    budget: Budget,
+    proof: Budget,
+) -> Reconstruction:
+    """Return a reconstruction with refined sequences, proved where possible.
+
+    Args:
+        seen: the observation.
+        found: a reconstruction with sequences.
+        options: position -> token ids that may stand there.
+        confidence: in sequences that are not proved.
+        budget: of the changes.
+        proof: of the proof.
+    """
+    better = refine_sequences(seen, [sequence.token_ids for sequence in found.sequences or ()], options, budget)
+    again = prove(seen, [GuessedSequence(ids, confidence=confidence) for ids in better], proof)
+    return replace(
+        found,
+        sequences=again.sequences,
+        label_counts=again.label_counts,
+        diagnostics=dict(found.diagnostics) | again.diagnostics,
+    )
+
+
 def refine_sequences(
     seen: Observation, guess: Sequence[tuple[int, ...]], options: Mapping[int, Sequence[int]], budget: Budget
 ) -> Sequences:
@@ -39,13 +69,13 @@ def refine_sequences(
         budget: checked between changes.
     """
     best = [tuple(sequence) for sequence in guess]
-    error = simulation_error(seen, best)
+    error, enough = simulation_error(seen, best), largest_error(seen)
     tried = 0
     for _ in range(ROUNDS):
         before = error
         for position in range(max(map(len, best)) + 1):
             for changed in _changes(best, position, options.get(position, ())):
-                if budget.exhausted() or error <= AGREES or tried >= MOST_CHANGES:
+                if budget.exhausted() or error <= enough or tried >= MOST_CHANGES:
                     return best
                 tried += 1
                 new = simulation_error(seen, changed)

@@ -26,7 +26,7 @@ from leakaudit.algorithms.adam_step import AdamStep, known_rows
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.matching_pursuit import find_words, used_positions
-from leakaudit.algorithms.span.order_refinement import refine_sequences
+from leakaudit.algorithms.span.order_refinement import refined
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
 from leakaudit.algorithms.span.reachability import bag_of_words_reach, dropout_reach
 from leakaudit.algorithms.span.sequence_assembly import read_inside
@@ -111,14 +111,8 @@ def _refined(problem: SpanProblem, found: Reconstruction, tokens: Tensor) -> Rec
         place: sorted({ids[place] for ids in guess if place < len(ids)} | set(missing))
         for place in range(1, max(map(len, guess)))
     }
-    better = refine_sequences(problem.seen, guess, options, problem.budget.part(REFINING))
-    again = prove(problem.seen, [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in better], problem.budget)
-    return replace(
-        found,
-        sequences=again.sequences,
-        label_counts=again.label_counts,
-        diagnostics=dict(found.diagnostics) | again.diagnostics,
-    )
+    changes = problem.budget.part(REFINING)
+    return refined(problem.seen, found, options, ARRANGED / 2, changes, problem.budget)
 
 
 def _words(problem: SpanProblem, step: AdamStep, rows: Tensor) -> tuple[Tensor, int] | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
-from leakaudit.algorithms.span.order_refinement import refine_sequences
+from leakaudit.algorithms.span.order_refinement import refined
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import bag_of_words_reach
 from leakaudit.algorithms.span.sequence_assembly import read_inside
@@ -134,15 +134,7 @@ def _refined(problem: SpanProblem, found: Reconstruction, inside: Candidates) ->
     options: dict[int, list[int]] = {}
     for token, position in zip(inside.tokens.tolist(), inside.positions.tolist(), strict=True):
         options.setdefault(position, []).append(token)
-    guess = [sequence.token_ids for sequence in found.sequences or ()]
-    better = refine_sequences(problem.seen, guess, options, problem.budget)
-    again = prove(problem.seen, [GuessedSequence(ids, confidence=ARRANGED / 2) for ids in better], problem.budget)
-    return replace(
-        found,
-        sequences=again.sequences,
-        label_counts=again.label_counts,
-        diagnostics=dict(found.diagnostics) | again.diagnostics,
-    )
+    return refined(problem.seen, found, options, ARRANGED / 2, problem.budget, problem.budget)
 
 
 def _arranged(problem: SpanProblem, words: Words, rows: Tensor) -> list[int] | None:
