@@ -28,6 +28,7 @@ from leakaudit.client.local_steps import state_tensors
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.results.schema import VerificationStatus
 from tests.support import stacks, tiny
+from tests.support.generated_pages import write_between
 from tests.support.tiny_trainer import audit_config, kept, stamp, without_side_process
 
 PAGE = Path(__file__).parents[2] / "docs" / "capture.md"
@@ -242,9 +243,7 @@ def main() -> None:
         found = table({name: cells(row) for name, row in ROWS.items()})
     print(found)
     if "--write" in sys.argv:
-        text = PAGE.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(f"{before}{BEGIN}\n{found}\n{after}", encoding="utf-8")
+        write_between(PAGE, BEGIN, END, found)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from leakaudit.client.snapshot import Snapshot
 from leakaudit.errors import SnapshotError
 from leakaudit.results.schema import VerificationStatus
 from tests.support import package_rows, stacks, tiny
+from tests.support.generated_pages import write_between
 from tests.support.pair import pair
 from tests.support.stacks import STACKS, Case
 from tests.support.tiny_trainer import TEXTS, stamp
@@ -243,9 +244,7 @@ def main() -> None:
     cells = {(feature, stack): cell(feature, stack) for feature in ROWS for stack in STACKS}
     print(table(cells))
     if "--write" in sys.argv:
-        text = PAGE.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(f"{before}{BEGIN}\n{table(cells)}\n{after}", encoding="utf-8")
+        write_between(PAGE, BEGIN, END, table(cells))
     package_rows.main()
 
 

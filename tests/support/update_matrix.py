@@ -34,6 +34,7 @@ from leakaudit.models.array_classifier import save_auxiliary
 from leakaudit.models.lora import add_lora, is_adapter
 from leakaudit.registry import attacks
 from tests.support import tiny
+from tests.support.generated_pages import write_between
 from tests.support.optimizer_steps import difference_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "attacks_by_update.md"
@@ -214,9 +215,7 @@ def main() -> None:
     made_table = table(all_cells())
     print(made_table)
     if "--write" in sys.argv:
-        text = PAGE.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-        PAGE.write_text(f"{before}{BEGIN}\n{made_table}\n{after}", encoding="utf-8")
+        write_between(PAGE, BEGIN, END, made_table)
 
 
 if __name__ == "__main__":
