@@ -1,246 +1,229 @@
 """Reader of causal language models' batches, without a limit at the hidden size.
 
 The head's rows say which token follows a prefix (`next_token_rows`), so sentences are grown from their starts (`decoder_prefixes`). What a
-found sentence adds to the rows is computed and taken out, which makes the rest clearer; that is repeated until nothing new is found.
+found sentence adds to the rows is computed and taken out (`decoder_rest`), which makes the rest clearer; that is repeated until nothing
+new is found. The ends of sentences are mostly frequent words, whose rows say little at first; they are grown again at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.rare_rows.decoder_prefixes import Path, PrefixStates, grow
-from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows, gains, whitener
-from leakaudit.algorithms.rare_rows.sentence_rows import SentenceRows, WordTables, find_tables, rows_of
+from leakaudit.algorithms.rare_rows.decoder_prefixes import TAIL_WIDTH, Path, grow
+from leakaudit.algorithms.rare_rows.decoder_rest import Rest
+from leakaudit.algorithms.rare_rows.next_token_rows import RARE, NextTokenRows
+from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
+from leakaudit.algorithms.resimulation import AGREES, prove
 from leakaudit.client.observation import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.embeddings import other_tables
+from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 
-SAMPLES, SAMPLE_LENGTH = 64, 20
+ACCEPTED = (15.0, 7.0, 3.0)
+"""Evidence in nats of a sentence that is taken out, in the order in which they are tried. Chosen on training texts: what is taken out
+wrongly costs more than what is taken out later."""
+
+KEPT = 0.6
+"""Part of its evidence that a sentence must keep when those before it are taken out. Our choice."""
+
+MOST_ROUNDS = 12
+"""Most times that sentences are grown from their starts. Our choice: on training texts nothing new comes after eight."""
+
+TAIL_ROUNDS = 2
+"""Times that all ends are grown anew. Our choice: the second time changes few of them."""
+
+MOST_TRIED = 3000
+"""Most paths of one search that are looked at. Our choice."""
+
+FREQUENT = 2.5
+"""Number of states from which a row counts as frequent. Our choice: half-way between two and three."""
 
 
-class Batch:
-    """working state"""
-
-    def __init__(self, seen: Observation, rng: torch.Generator, verbose=None):
-        self.seen = seen
-        self.tables = find_tables(seen)
-        self.model = seen.model
-        self.head = seen.model.get_parameter(self.tables.head).detach()
-        self.update = seen.update[self.tables.head].float()
-        self.states = PrefixStates(seen.model)
-        self.found: list[tuple[int, ...]] = []
-        self.taken: SentenceRows | None = None
-        self.vocab = seen.facts.vocabulary
-        self.bag = self.update.norm(dim=1).topk(min(64, len(self.update))).indices.sort().values
-        self.sample(rng)
-        self.scale = self.find_scale()
-
-    def starts(self) -> Tensor:
-        name = self.tables.words
-        if not self.tables.tied and name in self.seen.update:
-            t = self.seen.update[name].any(dim=1).nonzero().flatten()
-        else:
-            t = self.bag if self.tables.tied else torch.arange(len(self.head))
-        pre = torch.tensor(self.vocab.starts_with, dtype=torch.long).expand(len(t), -1)
-        return torch.cat([pre, t[:, None]], 1)
-
-    def sample(self, rng):
-        # norms as weights
-        w = self.update.norm(dim=1)
-        keep = (w > 0.05 * w.max()).nonzero().flatten() if False else w.topk(min(len(w), 600)).indices
-        p = w[keep] / w[keep].sum()
-        pre = torch.tensor(self.vocab.starts_with, dtype=torch.long).expand(SAMPLES, -1)
-        ids = torch.cat([pre, keep[torch.multinomial(p, SAMPLES, True, generator=rng)][:, None]], 1)
-        h = self.states.start(ids)
-        for _ in range(SAMPLE_LENGTH):
-            q = 0.5 * (h @ self.head[keep].T).softmax(1) + 0.5 * p
-            h = self.states.extend(torch.arange(SAMPLES), keep[torch.multinomial(q, 1, generator=rng)[:, 0]])
-        self.samples = self.states.paths
-        self.memo = {}
-        self.states2 = PrefixStates(self.model)
-        self.moments(rows_of(self.seen, self.states.paths.tolist(), self.tables))
-
-    def moments(self, s: SentenceRows):
-        m = s.states.T @ s.states / s.targets
-        if self.tables.tied:
-            d = torch.cat([i[:-1] for i in s.inputs])
-            m = m + d.T @ d / len(d)
-        self.white = whitener(m)
-        m = m.double()
-        self.mass = torch.linalg.solve(m + 1e-7 * m.diagonal().mean() * torch.eye(len(m)), s.states.mean(0).double()).float()
-        self.size = float((s.states @ self.white).square().sum(1).mean()) / len(m)
-        self.mean_background = s.background / s.targets
-
-    def longest(self):
-        from leakaudit.models.structure.embeddings import other_tables
-        used = {id(m) for m in self.model.modules()}
-        for name in other_tables(self.model, self.tables.words, used):
-            if name in self.seen.update and len(self.seen.update[name]) < 100000:
-                n = int(self.seen.update[name].any(1).sum())
-                if n: return n + 1
-        return 64
-
-    def find_scale(self):
-        a = self.mean_background - self.update  # (V, D) sums over N
-        r = a @ self.white
-        size = r.square().sum(1)
-        big = size.topk(min(2000, len(size))).indices
-        pre = self.starts() if not self.tables.tied else big[:, None]
-        x = torch.cat([self.states.alone(c) for c in pre.split(4096)]) @ self.white
-        dot = x @ r[big].T
-        cos = dot / x.norm(dim=1, keepdim=True) / r[big].norm(dim=1)
-        flat = cos.flatten().topk(200)
-        n = (x.square().sum(1, keepdim=True) / dot).flatten()[flat.indices]
-        self.log("scale votes", [(round(c, 3), round(v, 1)) for c, v in zip(flat.values.tolist()[:12], n.tolist()[:12])])
-        w = -(1 - flat.values.clamp_max(0.999) ** 2).log()
-        z = n.log()
-        dens = (w[None] * (-0.5 * ((z[:, None] - z[None]) / 0.03) ** 2).exp()).sum(1)
-        at = int(dens.argmax())
-        k = w * (-0.5 * ((z - z[at]) / 0.03) ** 2).exp()
-        self.log("density", float(dens[at]), float(n[at]))
-        return float(((k * z).sum() / k.sum()).exp())
-
-    def log(self, *a):
-        print(*a, flush=True)
-
-    def rows(self) -> NextTokenRows:
-        """residual rows"""
-        n = self.scale
-        left = -n * self.update
-        remaining = n
-        if self.taken is not None:
-            left = left - self.taken.head
-            remaining = max(0.0, n - self.taken.targets)
-        left = left + remaining * self.mean_background
-        r = left @ self.white
-        size = r.square().sum(1) / r.shape[1]
-        self.bag = (size > 0.05).nonzero().flatten()
-        bg = remaining * self.mean_background[self.bag] @ self.white
-        noise = 0.02 * self.size + (0.3 * bg).square().sum(1) / r.shape[1]
-        count = left[self.bag] @ self.mass
-        rest = (count - 1).clamp_min(0.0)
-        if self.tables.tied:
-            noise = torch.maximum(noise, size[self.bag] - count.clamp_min(0.0) * self.size)
-        return NextTokenRows(self.bag, self.white, r[self.bag], self.head[self.bag], rest * self.size + noise, count)
-
-    def typical(self, paths):
-        """states of the same last tokens after other prefixes of the same length"""
-        length = paths.shape[1]
-        last, place = paths[:, -1].unique(return_inverse=True)
-        key = (length, 0)
-        known = self.memo.setdefault(length, {})
-        need = torch.tensor([t for t in last.tolist() if t not in known], dtype=torch.long)
-        if len(need):
-            k = min(4, len(self.samples))
-            pre = self.samples[:k, : length - 1] if length > 1 else self.samples[:1, :0]
-            if pre.shape[1] < length - 1:
-                pre = torch.cat([pre, pre[:, -1:].expand(-1, length - 1 - pre.shape[1])], 1)
-            acc = 0
-            if length > 1:
-                for row in pre:
-                    self.states2.start(row[None])
-                    acc = acc + self.states2.extend(torch.zeros(len(need), dtype=torch.long), need)
-                acc = acc / len(pre)
-            else:
-                acc = self.states2.alone(need[:, None]).mean(0, keepdim=True).expand(len(need), -1)
-            for t, m in zip(need.tolist(), acc):
-                known[t] = m
-        return torch.stack([known[t] for t in last.tolist()])[place]
+def decoder_applies(seen: Observation) -> Applicability:
+    """Say whether the rows of a causal language model's head can be read."""
+    facts = seen.facts
+    if facts.task != "causal-lm":
+        return not_applicable(f"the head's rows name next tokens in causal language models; the task is {facts.task!r}")
+    if not seen.whole:
+        return not_applicable("sentences are simulated to the head, and only the first blocks of the model were kept")
+    try:
+        tables = find_tables(seen)
+    except AnatomyError as error:
+        return not_applicable(str(error))
+    if tables.head not in seen.update:
+        return not_applicable(f"the head's table {tables.head!r} is frozen or its update is not shared")
+    if facts.training_mode and any(rate > 0 for rate in facts.dropout.values()):
+        return not_applicable("dropout was active, so that the states of a prefix differ from the public model's")
+    if seen.only_a_direction:
+        return not_applicable("the update is a difference of weights whose entries tell no sizes, and rows are sums of states")
+    if seen.noise_sigma > 0.0 or seen.zeroed:
+        return not_applicable("a declared defence adds noise to the update or sets entries to zero; rows are read exactly")
+    return APPLIES
 
 
-def rescored(b: Batch, rows: NextTokenRows, path: Sequence[int], states: Tensor, changed_rows) -> tuple[float, Tensor, Tensor]:
-    """evidence of path on current rows"""
-    pre = len(b.vocab.starts_with)
-    x = states @ rows.white
-    pr = rows.prior(states)
-    idx = rows.index_of(torch.tensor(path[pre + 1 :]))
-    total = 0.0
-    typ = torch.stack([b.memo.get(pre + k + 1, {}).get(path[pre + k], states[k] * 0) for k in range(len(idx))]) @ rows.white
-    width = rows.rows.shape[1]
-    changed: dict[int, Tensor] = {}
-    for k, v in enumerate(idx.tolist()):
-        row, count, spread = changed.get(v) or (rows.rows[v], rows.count[v], rows.spread[v])
-        total += float(gains(x[k : k + 1], row[None], width, typ[k : k + 1], spread[None], count[None])) + float(pr[k, v])
-        row = row - x[k]
-        changed[v] = (row, count - 1, torch.maximum(spread - b.size, spread * 0 + 0.02 * b.size))
-    return total, idx, changed
+def recover_decoder(seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+    """Recover the sentences of a causal language model's batch.
+
+    Args:
+        seen: `decoder_applies` to it.
+        rng: draws sentences from the client's model, to learn what its states look like.
+        budget: when it is used up, what was found so far is returned.
+    """
+    found = Pursuit(seen, rng, budget)
+    found.run()
+    return found.reconstruction()
 
 
-def recover_decoder(seen, rng, budget, truth=None, tok=None, rounds=8):
-    b = Batch(seen, rng)
-    b.log("scale", b.scale)
-    import time
-    thr = 15.0
-    pre = len(b.vocab.starts_with)
-    for rnd in range(rounds):
-        t0 = time.time()
-        rows = b.rows()
-        paths = grow(b.states, rows, b.starts(), b.longest(), budget, b.typical)
-        t1 = time.time()
-        cand = [p for p in paths if p.evidence > thr][:3000]
-        acc = []
-        rare = set(rows.tokens[rows.count < 1.5].tolist())
-        used = set()
-        tried = 0
-        for p in cand:
-            mine = [t for t in p.tokens[pre + 1:] if t in rare]
-            if not mine or len([t for t in mine if t in used]) > 0 or len(set(mine)) < len(mine):
+@dataclass
+class Found:
+    """A sentence that was taken out."""
+
+    tokens: tuple[int, ...]
+    sure: int
+    """Number of its first tokens that a rare row confirms."""
+
+
+class Pursuit:
+    """The search for all sentences of a batch."""
+
+    def __init__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> None:
+        """Prepare the rows; see `recover_decoder`."""
+        self._seen, self._budget = seen, budget
+        self.rest = Rest(seen, find_tables(seen), rng)
+        self._longest = longest_sentence(seen)
+        self.found: list[Found] = []
+        self.watch: Callable[[str], None] = lambda _: None
+
+    def run(self) -> None:
+        """Find sentences until nothing new comes or the budget is used up."""
+        level = 0
+        for _ in range(MOST_ROUNDS):
+            new = self._new_sentences(ACCEPTED[level])
+            self.watch(f"new {new}")
+            self._take()
+            self._regrow_tails(only_new=new)
+            self.watch("tails")
+            level += not new
+            if level == len(ACCEPTED) or self._budget.exhausted():
+                break
+        for _ in range(TAIL_ROUNDS):
+            if not self._budget.exhausted():
+                self._cut_tails()
+                self._regrow_tails(only_new=len(self.found))
+                self.watch("all tails")
+
+    def _new_sentences(self, least: float) -> int:
+        """Grow sentences from their starts, and keep those with enough evidence."""
+        rows, rest = self.rest.rows(), self.rest
+        if not len(rows.tokens):
+            return 0
+        paths = grow(rest.states, rows, rest.typical, rest.starts(), self._longest, self._budget)
+        rare = set(rows.tokens[rows.counts < RARE].tolist())
+        often = set(rows.tokens[rows.counts > FREQUENT].tolist())
+        before = len(self.found)
+        used: set[int] = set()
+        for path in [path for path in paths if path.evidence > least][:MOST_TRIED]:
+            mine = [token for token in path.tokens[path.begin :] if token in rare]
+            if len(set(mine)) < len(mine) or used & set(mine):
                 continue
-            tried += 1
-            ev, idx, changed = rescored(b, rows, p.tokens, run_states(b, p.tokens), None)
-            if ev > thr and ev > 0.6 * p.evidence:
-                acc.append(p)
+            tokens = path.tokens
+            while len(tokens) > path.begin + 1 and tokens[-1] in often:
+                tokens = tokens[:-1]
+            if self._accept(rows, Path(tokens, path.begin, path.evidence), least):
                 used |= set(mine)
-                for v, (row, count, spread) in changed.items():
-                    rows.rows[v] = row
-                    rows.count[v] = count
-                    rows.spread[v] = spread
-        b.found += [p.tokens for p in acc]
-        if acc:
-            b.taken = rows_of(b.seen, b.found, b.tables)
-            if b.taken.targets > 60:
-                b.moments(b.taken)
-        if truth is not None:
-            T = [tuple(x) for x in truth]
-            left = list(T)
-            ex = 0
-            for f in b.found:
-                if f in left:
-                    left.remove(f)
-                    ex += 1
-            print(f"round {rnd} thr {thr}: bag {len(b.bag)} paths {len(paths)} cand {len(cand)} tried {tried} acc {len(acc)} exact {ex}/{len(b.found)} of {len(T)}; targets {b.taken.targets if b.taken else 0} of {b.scale:.1f}; grow {t1-t0:.1f} rest {time.time()-t1:.1f}", flush=True)
-            wrong = [f for f in b.found if f not in T]
-            if tok is not None:
-                for f in wrong[:8]:
-                    print("    wrong:", tok.decode(f))
-                for f in left[:8]:
-                    print("    missing:", tok.decode(f))
-        if not acc:
-            if thr < 4: break
-            thr = thr/2
-        # refine scale
-        if acc: refine(b)
-    return b
+                self.found.append(Found(tokens, len(tokens)))
+        return len(self.found) - before
+
+    def _accept(self, rows: NextTokenRows, path: Path, least: float) -> bool:
+        """Take a path out of rows if enough of its evidence is left."""
+        states = self.rest.states.along(path.tokens)
+        done: list[tuple[int, Tensor]] = []
+        total = 0.0
+        for place in range(path.begin, len(path.tokens)):
+            row, state = rows.index_of(path.tokens[place]), states[place - 1]
+            if row < 0:
+                total = -torch.inf
+                break
+            usual = self.rest.typical(place, torch.tensor([path.tokens[place - 1]], device=state.device))[0]
+            total += rows.evidence_of(row, state, usual) + float(rows.prior(state[None])[0, row])
+            rows.take(row, state)
+            done.append((row, state))
+        if total > max(least, KEPT * path.evidence - DROP_OF_TAIL):
+            return True
+        for row, state in done:
+            rows.give_back(row, state)
+        return False
+
+    def _take(self) -> None:
+        self.rest.take([one.tokens for one in self.found])
+
+    def _cut_tails(self) -> None:
+        for one in self.found:
+            one.tokens = one.tokens[: one.sure]
+        self._take()
+
+    def _regrow_tails(self, only_new: int) -> None:
+        """Grow the ends of the last sentences, those of one length together."""
+        open_ones = self.found[len(self.found) - only_new :]
+        if not open_ones:
+            return
+        rows, rest = self.rest.rows(), self.rest
+        by_length: dict[int, list[Found]] = {}
+        for one in open_ones:
+            by_length.setdefault(len(one.tokens), []).append(one)
+        grown: list[tuple[Path, Found]] = []
+        for length, group in by_length.items():
+            starts = torch.tensor(sorted({one.tokens for one in group}), device=rest.head.device)
+            for path in grow(rest.states, rows, rest.typical, starts, self._longest, self._budget, TAIL_WIDTH):
+                grown.extend((path, one) for one in group if one.tokens == path.tokens[:length])
+        done: set[int] = set()
+        for path, one in sorted(grown, key=lambda pair: -pair[0].evidence):
+            if id(one) not in done and self._accept(rows, path, 0.0):
+                one.tokens = path.tokens
+                done.add(id(one))
+        self._take()
+
+    def reconstruction(self) -> Reconstruction:
+        """Return what was found, with what is proved."""
+        error = self.rest.agreement()
+        guess = [
+            GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)])) for one in self.found
+        ]
+        guess.sort(key=lambda one: -one.confidence)
+        proof = prove(self._seen, guess, self._budget)
+        diagnostics = {"targets": self.rest.targets, "targets_found": float(self.rest.taken.targets)}
+        return Reconstruction(
+            sequences=proof.sequences,
+            stop="budget" if self._budget.exhausted() else "done",
+            diagnostics=diagnostics | proof.diagnostics,
+        )
 
 
-def refine(b: Batch):
-    t = b.taken
-    # rows whose update is explained nearly
-    g = -b.update
-    left = b.scale*g - t.head + max(0.0, b.scale - t.targets) * b.mean_background
-    good = (t.head.norm(dim=1) > 1.0) & (left.norm(dim=1) < 0.05 * t.head.norm(dim=1))
-    if int(good.sum()) < 5:
-        return
-    x, y = g[good], t.head[good]
-    n = float((y*x).sum() / (x * x).sum())
-    b.log("refined scale", n, int(good.sum()))
-    b.scale = n
+DROP_OF_TAIL = 5.0
 
 
-def run_states(b, tokens):
-    from leakaudit.models.structure.trace import run_until
-    pre = len(b.vocab.starts_with)
-    return run_until(b.model, torch.tensor([tokens]), b.model.get_output_embeddings())[0, pre:-1].float()
+def _confidence(errors: Tensor) -> float:
+    """Return 1 if a sentence's best half of rows is explained, towards 0 if not."""
+    return float((1 - errors.median()).clamp(0.0, 0.99))
+
+
+def longest_sentence(seen: Observation) -> int:
+    """Return the largest number of tokens that a sentence may have.
+
+    Where position vectors are trained, the rows of places behind all sentences are zero.
+    """
+    bound = seen.facts.vocabulary.max_length
+    tables = find_tables(seen)
+    used = {id(module) for module in seen.model.modules()}
+    for name in other_tables(seen.model, tables.words, used):
+        update = seen.update.get(name)
+        if update is not None and len(update) >= bound and name != tables.head:
+            touched = update.any(dim=1).nonzero().flatten()
+            if len(touched):  # the last token of a sentence has no target, so its place has no gradient
+                bound = min(bound, int(touched[-1]) + 2)
+    return bound
