@@ -54,7 +54,7 @@ class Grouping:
         self._simulate([frozenset([word]) for word in words], budget)
         self._simulate(self._pairs(words, rng), budget)
         merging = Merging(self, [frozenset([word]) for word in words if frozenset([word]) in self.known])
-        while not budget.exhausted() and merging.step(budget):
+        while not budget.exhausted() and merging.step():
             pass
         return sorted(merging.groups, key=lambda group: self.known[group], reverse=True)
 
@@ -107,7 +107,7 @@ class Merging:
             if gain is not None and gain > 0.0:
                 self.gains[one, other] = gain
 
-    def step(self, budget: Budget) -> bool:
+    def step(self) -> bool:
         """Merge the two groups with the largest gain; return whether there were such groups."""
         (one, other), gain = max(
             self.gains.items(), key=lambda item: item[1], default=((frozenset(), frozenset()), 0.0)
