@@ -154,20 +154,6 @@ def test_other_tasks_are_refused_in_plain_words() -> None:
         assert "this task is masked-lm" in attack.applies(masked).reason
 
 
-@pytest.fixture(scope="module")
-def taught() -> nn.Module:
-    """Return a GPT-2 that knows a dozen sentences almost by heart."""
-    model = _gpt2(tied=True)
-    ids = torch.tensor([tiny.gpt2_tokenizer()(text)["input_ids"] for text in KNOWN])
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-    return model.eval()
-
-
 KNOWN = [
     "the old dog chased a cat",
     "one bird saw two fish today",
@@ -176,23 +162,36 @@ KNOWN = [
 ]
 
 
+@pytest.fixture(scope="module")
+def taught() -> nn.Module:
+    """Return a GPT-2 that knows four sentences by heart."""
+    model = _gpt2(tied=True)
+    ids = torch.tensor([tiny.gpt2_tokenizer()(text)["input_ids"] for text in KNOWN])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("dlg", {"steps": 200, "restarts": 2, "n_init": 4}),
-        ("tag", {"steps": 200, "restarts": 2, "n_init": 4}),
+        ("dlg", {"steps": 300, "n_init": 4}),
+        ("tag", {"steps": 300, "n_init": 4}),
         ("lamp-cos", {"preset": "fast"}),
         ("lamp-l1l2", {"preset": "fast"}),
     ],
 )
-def test_words_that_the_model_does_not_expect_come_back(taught: nn.Module, name: str, options: dict[str, Any]) -> None:
-    """The text is none that the model knows: its likeliest continuations have few of these words."""
-    text = "blue fish liked three old river"
-    seen, true = _seen(taught, [text])
+def test_a_text_that_the_model_does_not_expect_comes_back(
+    taught: nn.Module, name: str, options: dict[str, Any]
+) -> None:
+    """With its last token; the model by itself would guess one word of six."""
+    seen, true = _seen(taught, ["the small horse chased one bird"])
     found = attacks.create(name, options)(seen, tiny.generator(), Budget(600))
-    assert found.sequences is not None
     with torch.no_grad():
         expected = taught(input_ids=torch.tensor(true)).logits[0, :-1].argmax(dim=1).tolist()
-    words = Counter(true[0])
-    right, alone = (sum((Counter(some) & words).values()) for some in (found.sequences[0].token_ids, expected))
-    assert right > alone + 2
+    assert sum((Counter(expected) & Counter(true[0])).values()) == 1
+    assert [(guess.token_ids, guess.proved) for guess in found.sequences or ()] == [(true[0], True)]
