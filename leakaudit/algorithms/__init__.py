@@ -5,6 +5,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 
 - `span`: exact recovery by linear algebra. Its `__init__` describes the steps.
 - `matching`: search for the batch whose gradient matches the update.
+- `film`: sentences that a language model writes with the words of the batch.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
 - `adam_step`: guesses compared with the first step of Adam.
@@ -18,6 +19,7 @@ __all__ = [
     "above_noise",
     "adam_step",
     "embedding_rows",
+    "film",
     "gradient_estimate",
     "labels",
     "language_models",
