@@ -199,7 +199,9 @@ attacks: Registry[Any] = Registry(
     "attack", "leakaudit.attacks", {"needs": "everything", "reads": "gradient", "blind": False}
 )
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
-metrics: Registry[Any] = Registry("metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False})
+metrics: Registry[Any] = Registry(
+    "metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False, "missing_because": ""}
+)
 priors: Registry[Any] = Registry("prior", "leakaudit.priors")
 
 _REGISTRIES = (attacks, defenses, metrics, priors)

@@ -92,6 +92,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "events",
             "sequences",
             "scores",
+            "guess_perplexity",
             "reachable_tokens",
             "reachable_sequences",
         }
@@ -119,6 +120,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "steps",
             "sequences",
             "scores",
+            "texts_found",
+            "guess_perplexity",
             "seconds_per_step",
             "status_counts",
             "reachable_tokens",
