@@ -1,4 +1,7 @@
-"""Batches read sentence by sentence from the rows of word tables.
+"""Sentences from the rows of word tables.
 
-`decoder_reader` reads the batches of causal language models. It has no limit at the hidden size.
+A word that occurs once in a batch leaves, in its row of the word embedding's update, the gradient at its place and nothing else: D exact
+numbers, whatever the number of other texts. Guesses of one sentence alone are simulated until all such rows agree with it
+(`encoder`). In a causal language model the head's rows are sums of the states of prefixes, so sentences are grown along them
+(`decoder_reader`).
 """
