@@ -257,6 +257,11 @@ class Lamp:
         return self.prior is None and self.settings().prior == STAND_IN
 
     @property
+    def language_model(self) -> str:
+        """The prior that judges an order; empty for none."""
+        return self.settings().prior
+
+    @property
     def prior_facts(self) -> dict[str, float]:
         """The diagnostic that says that the built-in prior replaces the paper's.
 
