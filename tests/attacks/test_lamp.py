@@ -170,7 +170,10 @@ def test_the_large_preset_holds_the_papers_recipe_for_bert_large(knob: str, plac
 
 def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there() -> None:
     """A new knob has to say what the paper does."""
-    without_effect = {"trial_steps"}  # of one start
+    without_effect = {
+        "trial_steps",
+        "next_tokens",
+    }  # of one start; of a language model, which the paper does not attack
     weights = {knob for _, knob, _, _ in WEIGHTS}
     named = {knob for knob, _, _ in PRINTED}
     assert {field.name for field in dataclasses.fields(PRESETS["paper"])} == named | weights | without_effect
@@ -285,6 +288,7 @@ def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
         "aware": True,
         "length_weight": 1.0,
         "prior_weight": 0.2,
+        "next_tokens": "similar",
     }
     for kind in (LampCos, LampL1L2):
         assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

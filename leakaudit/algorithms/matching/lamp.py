@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.run import (
@@ -62,6 +63,7 @@ class Settings:
     stop_early: bool
     keep: Keep
     aware: bool
+    next_tokens: NextTokenLabels
 
 
 PAPER = Settings(
@@ -90,6 +92,7 @@ PAPER = Settings(
     stop_early=False,
     keep="last",
     aware=False,
+    next_tokens="joint",
 )
 
 LARGE = replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5)
@@ -106,6 +109,7 @@ IMPROVED = replace(
     stop_early=True,
     keep="best",
     aware=True,
+    next_tokens="similar",
 )
 
 FAST = replace(
@@ -196,6 +200,8 @@ class Lamp:
     """Return the `best` candidate at the end of a round, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    next_tokens: NextTokenLabels | None = None
+    """Labels under a causal language model's loss (`guessed_labels`). Tokens of a discrete step always have their exact labels."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """How to find labels that are not granted: try each assignment for `trial_steps` (LAMP, Sec. 4.2), or optimise them jointly."""
     restarts: int | None = None
@@ -333,4 +339,5 @@ class Lamp:
             relative=chosen.relative,
             start_scale=chosen.start_scale,
             aware=chosen.aware,
+            next_tokens=chosen.next_tokens,
         )

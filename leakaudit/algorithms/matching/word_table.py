@@ -23,6 +23,8 @@ class WordTable:
         vocabulary = seen.facts.vocabulary
         unknown = vocabulary.special.get("unk", -1)
         self.directions[sorted(vocabulary.special_ids - {unknown})] = 0.0
+        self.allowed = self.directions.any(dim=1)
+        """(V,) whether a token can stand at a free position."""
         self.mean_length = float(self.table.norm(dim=1).mean())
         """Mean norm of the rows."""
 
@@ -30,6 +32,10 @@ class WordTable:
     def root_mean_square(self) -> float:
         """The root mean square of the entries."""
         return float(self.table.square().mean().sqrt())
+
+    def cosines(self, embeddings: Tensor) -> Tensor:
+        """Return (B, T, V) the cosines of (B, T, D) embeddings with all words."""
+        return functional.normalize(embeddings, dim=2) @ self.directions.T
 
     def nearest(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, T) cosines with the nearest words, and (B, T) their ids."""

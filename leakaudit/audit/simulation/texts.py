@@ -284,6 +284,9 @@ class Simulator:
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,
             lengths=tuple(map(len, truth.sequences())) if "lengths" in what.grant else None,
+            words=tuple(sorted({token for ids in truth.sequences() for token in ids}))
+            if "words" in what.grant
+            else None,
         )
         return Snapshot(
             observation=observation.granting(granted),
