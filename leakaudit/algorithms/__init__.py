@@ -5,6 +5,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 
 - `span`: exact recovery by linear algebra. Its `__init__` describes the steps.
 - `matching`: search for the batch whose gradient matches the update.
+- `film`: sentences that a language model writes with the words of the batch.
 - `bag`: the words of the batch, from the rows of tables.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
@@ -20,6 +21,7 @@ __all__ = [
     "adam_step",
     "bag",
     "embedding_rows",
+    "film",
     "gradient_estimate",
     "labels",
     "language_models",

@@ -18,13 +18,16 @@ from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.algorithms.matching.batch_shape import BatchShape, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
 from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels, labels_of
 from leakaudit.algorithms.matching.hybrid_search import Hybrid, hybrid_search
+from leakaudit.algorithms.matching.known_tokens import KnownTokens
 from leakaudit.algorithms.matching.learned_masks import MaskPlaces
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.matching.starts import Start
+from leakaudit.algorithms.matching.word_table import WordTable
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.recover import can_recover, recover
@@ -90,6 +93,11 @@ class Recipe:
     exposure: str = "*"
     """Patterns of parameter names that are matched, joined by `+`."""
 
+    next_tokens: NextTokenLabels = "similar"
+    """Labels of embeddings under a causal language model's loss."""
+    bag: bool = False
+    """Take only tokens whose rows of the word embedding were updated, if these rows tell them."""
+
     start_source: StartSource = "none"
     """With `span`, start from the sequences that exact recovery reads, with their lengths, even if it is not sure of them."""
 
@@ -111,7 +119,7 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
         return not_applicable("no parameter beyond the word embedding has a shared update")
     single = in_single_precision(seen)
     try:
-        number_of_classes(seen)
+        _check_labels(seen)
         if start_source == "span":
             reads = can_recover(seen)
             if not reads:
@@ -119,10 +127,27 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
             lengths = guess_shape(single).lengths
-        CandidateGradients(single, lengths, exposure.split("+"))
+        words = WordTable(single, lengths)
+        known = KnownTokens(seen.facts.vocabulary, lengths, words.table)
+        CandidateGradients(single, lengths, labels_of(single, lengths, words, known), exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
+
+
+def _check_labels(seen: Observation) -> None:
+    """Refuse tasks whose labels a candidate cannot have.
+
+    Raises:
+        AnatomyError: labels are neither one class a sequence nor the next tokens.
+    """
+    if seen.facts.task in ("masked-lm", "encoder-decoder", "other"):
+        raise AnatomyError(
+            "matching knows labels that are one class a sequence, and those of a causal language model, which are the next "
+            f"tokens; this task is {seen.facts.task}"
+        )
+    if seen.facts.task == "classification":
+        number_of_classes(seen)
 
 
 def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
@@ -153,6 +178,8 @@ def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Genera
         start_scale=recipe.start_scale,
         denoise=recipe.denoise,
         noise_rescales=recipe.noise_rescales,
+        next_tokens=recipe.next_tokens,
+        bag=recipe.bag,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:
@@ -186,8 +213,8 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     proof = prove(seen, guesses, budget)
     counts = proof.label_counts
     if counts is None:
-        labels = matcher.labels(found.best.label_logits[0])
-        counts = tuple(labels.count(label) for label in range(matcher.classes))
+        labels = matcher.labels.likeliest(found.best.label_logits[0])
+        counts = tuple(labels.count(label) for label in range(matcher.labels.classes))
     facts = {
         "sequences": float(len(guesses)),
         "longest": float(max(shape.lengths)),
@@ -197,7 +224,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     }
     return Reconstruction(
         sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
-        label_counts=None if matcher.knows_labels else counts,
+        label_counts=counts if matcher.labels.enumerable else None,
         counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         diagnostics=facts | found.facts | proof.diagnostics,
@@ -255,6 +282,8 @@ class PlainSettings:
     squared: bool
     keep: Keep
     aware: bool
+    next_tokens: NextTokenLabels
+    bag: bool
 
 
 PLAIN_PAPER = PlainSettings(
@@ -273,6 +302,8 @@ PLAIN_PAPER = PlainSettings(
     squared=False,
     keep="last",
     aware=False,
+    next_tokens="joint",
+    bag=False,
 )
 
 PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
@@ -288,6 +319,8 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
         squared=True,
         keep="best",
         aware=True,
+        next_tokens="similar",
+        bag=True,
     ),
     "paper": PLAIN_PAPER,
     "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
@@ -340,6 +373,13 @@ class PlainMatching:
     """Return the candidate with the `best` loss, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    next_tokens: NextTokenLabels | None = None
+    """Labels under a causal language model's loss, which are the text itself: `joint` optimises logits at every place together with
+    the embeddings, as DLG optimises labels; `similar` takes a softmax over the cosines of the next place's embedding with all tokens; `nearest`
+    the token nearest to it."""
+    bag: bool | None = None
+    """Take only words whose rows of the word embedding were updated, if the table is trained, not tied to a head, and no defence is declared.
+    Not in the paper, where the table is frozen."""
     labels: Literal["joint", "enumerate"] = "joint"
     """How to find labels that are not granted: optimise them with the embeddings (DLG), or try each assignment for `trial_steps`."""
     exposure: str = "*"
@@ -389,4 +429,6 @@ class PlainMatching:
             relative=chosen.relative,
             start_scale=chosen.start_scale,
             aware=chosen.aware,
+            next_tokens=chosen.next_tokens,
+            bag=chosen.bag,
         )
