@@ -24,7 +24,7 @@ from leakaudit.algorithms.bag.softmax_background import (
     unlike_the_softmax,
 )
 from leakaudit.algorithms.bag.token_head import find_token_head, sampled_features
-from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, touched_rows
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, touched_rows
 from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -43,8 +43,8 @@ class Bag:
     tokens: Tensor
     """(K,) int64, ascending, on the CPU: the named tokens, without special ones."""
     evidence: Tensor
-    """(K,) float64, for each token how far its row is above the cut, as a natural logarithm. Infinite where the row moved and those of other tokens
-    did not, so that there is no doubt."""
+    """(K,) float64, for each token how far its statistic is above the cut (under noise: above the least of the named tokens), as a natural logarithm.
+    Infinite where the row moved and those of other tokens did not, so that there is no doubt."""
     longest: int | None
     """Tokens of the longest text, with special tokens; None if no table of positions tells it."""
     decided: Decided
@@ -124,7 +124,8 @@ def _of_untied(seen: Observation, false_rows: float, longest: int | None) -> Bag
     touched, noise = touched_rows(seen, false_rows)
     evidence = torch.full((len(touched),), math.inf, dtype=torch.float64)
     if noise > 0.0 or seen.noise_sigma > 0.0:
-        return _bag(seen, touched, evidence, longest, "above noise", noise)
+        energy = rows_of_tokens(seen).double().square().sum(dim=1)  # (V,)
+        return _bag(seen, touched, _over_cut(energy.log(), touched), longest, "above noise", noise)
     targets = _only_predicted(seen, touched, false_rows)
     if targets is None:
         return _bag(seen, touched, evidence, longest, "touched rows")
