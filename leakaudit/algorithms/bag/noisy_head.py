@@ -33,7 +33,7 @@ Our choice: the bound is then within 1 % of the best one."""
 
 
 def target_surprise(rows: Tensor, sigma: float, features: Tensor, probabilities: Tensor) -> Tensor:
-    """Return for each row minus the logarithm of the chance that noise alone does this.
+    """Return minus the logarithm of the chance of each row under noise alone.
 
     Args:
         rows: (V, D) noisy update of the head.

@@ -178,7 +178,7 @@ def _only_predicted(seen: Observation, inputs: Tensor, false_rows: float) -> Out
 
 
 def exponential_cut(tail: float) -> float:
-    """Return the value that an exponential variable of mean 1 exceeds with a probability.
+    """Return what an exponential variable of mean 1 exceeds at a chance.
 
     >>> round(exponential_cut(0.5), 3)
     0.693
