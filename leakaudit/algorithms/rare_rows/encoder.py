@@ -18,6 +18,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, tokens_of, touched_rows
 from leakaudit.algorithms.rare_rows.agreement import Agreement
+from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
@@ -82,12 +83,12 @@ class EncoderSearch:
     def __post_init__(self) -> None:
         """Read the rows."""
         self.stage = input_stage_of(self.seen.model, self.seen.facts.vocabulary.max_length)
-        self.simulator = SentenceSimulator(self.seen, self.stage)
         self.longest = longest_sentence(self.seen, self.stage)
         touched, _ = touched_rows(self.seen, FALSE_ROWS)
         table = rows_of_tokens(self.seen)
         sums = {word: table[word].double() for word in tokens_of(touched, self.seen)}
         self.rows = Rows.of(sums, {}, self.stage, self.longest)
+        self.simulator = SentenceSimulator(self.seen, self.stage, kept_inputs(self.seen, self.rows, self.stage))
         self.distinct = len(sums)
         self._known: dict[Group, float] = {}
 
@@ -150,7 +151,7 @@ class EncoderSearch:
         """
         own = {place: word for place, word in draft.words.items() if self.rows.places.get(word) == place}
         laid = self.simulator.lay([draft])
-        for gradients in self.simulator.gradients(self.simulator.inputs(laid), laid.mask).detach().double()[:, 0]:
+        for gradients in self.simulator.gradients(self.simulator.inputs(laid), laid).detach().double()[:, 0]:
             for place, word in own.items():
                 row = self.rows.sums[word]
                 scale = float(gradients[place] @ row) / max(float(gradients[place].square().sum()), 1e-300)
