@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies, recover_decoder
 from leakaudit.algorithms.rare_rows.encoder import can_read_sentences, recover_encoder
 from leakaudit.plugins import (
     FALSE_EVENTS,
@@ -48,8 +49,13 @@ class RareRows:
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the rows of words can be read and sentences can be simulated."""
-        return can_read_sentences(seen)
+        return decoder_applies(seen) if _predicts_tokens(seen) else can_read_sentences(seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-        """Recover sentences until none is proved any more, or the budget is used up."""
-        return recover_encoder(seen, rng, budget)
+        """Recover sentences until none is found any more, or the budget is used up."""
+        return recover_decoder(seen, rng, budget) if _predicts_tokens(seen) else recover_encoder(seen, rng, budget)
+
+
+def _predicts_tokens(seen: Observation) -> bool:
+    """Return whether the loss is about the next tokens, so that the head's rows tell them."""
+    return seen.facts.task == "causal-lm"

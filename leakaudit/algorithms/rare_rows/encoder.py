@@ -107,7 +107,7 @@ class EncoderSearch:
         self.drafts, before = {}, len(self.proved)
         while groups and not self.budget.exhausted():
             turn, groups = groups[:AT_ONCE], groups[AT_ONCE:]
-            if len(self.proved) > before and _quality(grouping, turn[0]) < POOR:
+            if len(self.proved) > before and _quality(grouping, turn[-1]) < POOR:
                 return  # the proved sentences make other words rare, and these groups better
             self._complete([group for group in turn if group <= set(self.rows.places)], grouping)
 
@@ -222,12 +222,16 @@ def _is_table_of_places(seen: Observation, name: str, stage: InputStage) -> bool
 
 
 def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count: int) -> list[list[Draft]]:
-    """Return for each group the drafts with the largest agreement."""
-    scores = _split([one.agreement for one in filled], [len(many) for many in starts])
-    return [
-        [draft for _, draft in sorted(zip(values, many, strict=True), key=lambda pair: -pair[0])[:count]]
-        for values, many in zip(scores, starts, strict=True)
-    ]
+    """Return for each group the drafts with the largest agreement, without their weak words."""
+    groups = _split(
+        list(zip(filled, [draft for many in starts for draft in many], strict=True)), [len(m) for m in starts]
+    )
+    ranked = (sorted(group, key=lambda pair: pair[0].agreement, reverse=True)[:count] for group in groups)
+    return [[_without_weak(draft, one) for one, draft in group] for group in ranked]
+
+
+def _without_weak(draft: Draft, filled: Filled) -> Draft:
+    return Draft({p: w for p, w in draft.words.items() if p not in filled.weak}, draft.begin, draft.end)
 
 
 def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
