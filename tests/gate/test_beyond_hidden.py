@@ -56,7 +56,7 @@ def test_an_attack_that_ends_at_the_hidden_size_makes_nothing_pass(policy: objec
 
 
 def test_such_an_attack_that_ran_and_found_nothing_is_no_evidence_either() -> None:
-    """It may run on a difference of weights, and still cannot tell true tokens from others."""
+    """On a difference of weights it runs, and still cannot tell tokens apart."""
     clean = [attempt(i) for i in range(STEPS)]
     assert judge(_audit(*clean), RED_LINE).verdict is Status.INCONCLUSIVE
     assert judge(_audit(*clean), RED_LINE).rules[0].n == 0
@@ -74,7 +74,7 @@ def test_what_it_finds_there_is_proof_all_the_same() -> None:
 
 
 def test_a_pass_by_other_attacks_says_whose_evidence_it_is() -> None:
-    """Another attack without the limit may show that nothing came back; the sentence names it."""
+    """The sentence names the attack without the limit that found nothing."""
     both = [one for i in range(STEPS) for one in (_refused(i), attempt(i, "tag"))]
     verdict = judge(_audit(*both), RATE)
     assert (verdict.verdict, verdict.rules[0].n) == (Status.PASS, STEPS)
