@@ -7,8 +7,8 @@ new is found. The ends of sentences are mostly frequent words, whose rows say li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from leakaudit.algorithms.rare_rows.decoder_prefixes import TAIL_WIDTH, Path, gr
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
 from leakaudit.algorithms.rare_rows.next_token_rows import RARE, NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
-from leakaudit.algorithms.resimulation import AGREES, prove
+from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import other_tables
