@@ -34,6 +34,9 @@ class Tag(PlainMatching):
     and the tokens that the tokenizer adds to every text, which stay fixed. Labels are optimised together with the
     embeddings or enumerated.
 
+    Of a causal language model the labels are the text itself, one place earlier. Those of embeddings are optimised at every place
+    in `preset=paper`, and follow the embeddings in the default (`next_tokens`).
+
     Unless `aware` is off, declared pruning is filled in, declared noise is removed, and under declared clipping both
     gradients are compared at the same length. Dropout is not modelled: against a step in training mode the gradient
     is only similar. A difference of weights over local steps is taken for the mean gradient of all their sequences

@@ -192,6 +192,10 @@ class StepRecord(ResultsModel):
     produced update. None if it was sent as produced."""
     n_sentences: Count | None = None
     """Number of sequences that are long enough for a sentence event; 0 for arrays, None in results before 1.2."""
+    beyond_hidden: bool | None = None
+    """Whether the step has at least as many different inputs (tokens at their places) as the hidden size. Some attacks end there
+    (`AttackEntry.token_limit`), others do not, so this is no protection. None for arrays, if the hidden size is unknown, and in results before
+    1.4."""
 
 
 class SequenceScore(ResultsModel):
@@ -465,6 +469,16 @@ class Regime(ResultsModel):
     """What the client sends, such as `difference of weights after 10 steps of AdamW`; empty in results that do not say it."""
     declared_defenses: tuple[str, ...] | None = None
     """Names of the defences that the run declares; the `shipped_defense` of every step is made of these. None in results before 1.2."""
+    tokens: str = ""
+    """Number of tokens of the largest step, as a power-of-two range; empty for arrays, and in results before 1.4."""
+    embeddings: Literal["trained", "frozen"] | None = None
+    """Whether the word embeddings are trained. If they are, their rows name words, however large the batch is. None if the model has none,
+    and in results before 1.4."""
+    head: Literal["trained", "tied", "frozen"] | None = None
+    """The output layer. `tied`: a language model whose head is the trained table of the word embeddings. None if none was found, and in results
+    before 1.4."""
+    adapters_rank: Count | None = None
+    """Rank of the adapters, 0 for adapters without a rank; None without adapters, and in results before 1.4."""
 
 
 class Overhead(ResultsModel):
@@ -504,6 +518,8 @@ class AttackEntry(PluginEntry):
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
     """What the attacker sees and what it needs, in a sentence."""
+    token_limit: bool = False
+    """Whether it can read nothing where a step has as many tokens as the hidden size. It then says nothing about such steps."""
 
 
 class MetricEntry(PluginEntry):

@@ -16,7 +16,8 @@ from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.starts import Start, draw_starts
-from leakaudit.client.facts import Granted
+from leakaudit.algorithms.matching.word_table import tokens_without_update
+from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
@@ -154,18 +155,33 @@ def test_other_tasks_are_refused_in_plain_words() -> None:
         assert "this task is masked-lm" in attack.applies(masked).reason
 
 
-@pytest.fixture(scope="module")
-def taught() -> nn.Module:
-    """Return a GPT-2 that knows a dozen sentences almost by heart."""
-    model = _gpt2(tied=True)
-    ids = torch.tensor([tiny.gpt2_tokenizer()(text)["input_ids"] for text in KNOWN])
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-    return model.eval()
+@pytest.mark.parametrize("how", ["similar", "nearest"])
+def test_only_words_with_an_updated_row_stand_in_a_text_but_at_its_end(how: NextTokenLabels) -> None:
+    """The last token is a label only, so its row does not tell it."""
+    seen, true = _seen(_gpt2(tied=False), TEXTS)
+    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how, bag=True)
+    dummy = matcher.candidates.random(1, tiny.generator())
+    for row, other in enumerate(matcher.tokens(dummy.embeddings[0])[0]):
+        assert set(other[:-1]) <= {token for text in true for token in text[:-1]}, row
+    unseen = tiny.VOCABULARY["tree"]
+    dummy.embeddings[0, :, :] = matcher.table[unseen]
+    assert [text.index(unseen) for text in matcher.tokens(dummy.embeddings[0])[0]] == [len(text) - 1 for text in true]
+    free = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how)
+    assert all(set(text) == {unseen} for text in free.tokens(dummy.embeddings[0])[0])
+    losses, slopes = matcher.losses_and_derivatives(dummy)
+    assert bool(losses.isfinite().all()) and bool(slopes.embeddings.isfinite().all())
+
+
+def test_rows_tell_no_words_where_the_table_is_tied_or_a_defence_is_declared() -> None:
+    """The head touches every row, and a defence may remove rows."""
+    tied, _ = _seen(_gpt2(tied=True), TEXTS)
+    untied, true = _seen(_gpt2(tied=False), TEXTS)
+    pruned = DeclaredDefense(name="prune", parameters={"share": 0.5})
+    defended = replace(untied, facts=untied.facts.model_copy(update={"defenses": (pruned,)}))
+    assert tokens_without_update(tied) is None and tokens_without_update(defended) is None
+    outside = tokens_without_update(untied)
+    assert outside is not None
+    assert set((~outside).nonzero().flatten().tolist()) == {token for text in true for token in text[:-1]}
 
 
 KNOWN = [
@@ -176,23 +192,36 @@ KNOWN = [
 ]
 
 
+@pytest.fixture(scope="module")
+def taught() -> nn.Module:
+    """Return a GPT-2 that knows four sentences by heart."""
+    model = _gpt2(tied=True)
+    ids = torch.tensor([tiny.gpt2_tokenizer()(text)["input_ids"] for text in KNOWN])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("dlg", {"steps": 200, "restarts": 2, "n_init": 4}),
-        ("tag", {"steps": 200, "restarts": 2, "n_init": 4}),
+        ("dlg", {"steps": 300, "n_init": 4}),
+        ("tag", {"steps": 300, "n_init": 4}),
         ("lamp-cos", {"preset": "fast"}),
         ("lamp-l1l2", {"preset": "fast"}),
     ],
 )
-def test_words_that_the_model_does_not_expect_come_back(taught: nn.Module, name: str, options: dict[str, Any]) -> None:
-    """The text is none that the model knows: its likeliest continuations have few of these words."""
-    text = "blue fish liked three old river"
-    seen, true = _seen(taught, [text])
+def test_a_text_that_the_model_does_not_expect_comes_back(
+    taught: nn.Module, name: str, options: dict[str, Any]
+) -> None:
+    """With its last token; the model by itself would guess one word of six."""
+    seen, true = _seen(taught, ["the small horse chased one bird"])
     found = attacks.create(name, options)(seen, tiny.generator(), Budget(600))
-    assert found.sequences is not None
     with torch.no_grad():
         expected = taught(input_ids=torch.tensor(true)).logits[0, :-1].argmax(dim=1).tolist()
-    words = Counter(true[0])
-    right, alone = (sum((Counter(some) & words).values()) for some in (found.sequences[0].token_ids, expected))
-    assert right > alone + 2
+    assert sum((Counter(expected) & Counter(true[0])).values()) == 1
+    assert [(guess.token_ids, guess.proved) for guess in found.sequences or ()] == [(true[0], True)]

@@ -119,6 +119,11 @@ def _language_model() -> ClientStep:
     return tiny.client_step(tiny.gpt2_lm(), tiny.gpt2_tokenizer(), [TEXT], task="causal-lm")
 
 
+def _untied() -> ClientStep:
+    """Return a step of a language model whose head is no word embedding."""
+    return tiny.client_step(tiny.gpt2_lm(tied=False), tiny.gpt2_tokenizer(), [TEXT], task="causal-lm")
+
+
 STEPS: dict[str, Callable[[], ClientStep]] = {
     "two classes": partial(_classifier, 2),
     "five classes": partial(_classifier, 5),
@@ -130,7 +135,7 @@ STEPS: dict[str, Callable[[], ClientStep]] = {
 @cache
 def _made(name: str) -> tuple[ClientStep, Observation, float]:
     """Return a step, what is seen of it, and the root mean square of its update."""
-    step = STEPS[name]()
+    step = STEPS.get(name, _untied)()
     seen = step.observe()
     squares = torch.cat([g.flatten() for g in seen.update.values()]).square()
     return step, seen, float(squares.mean().sqrt())
@@ -226,7 +231,7 @@ def test_under_pure_noise_a_search_guesses_nothing_that_counts(name: str) -> Non
     Only lengths are granted, which noise hides.
     """
     step, seen, size = next(
-        _made(what) for what in ("two classes", "language model") if attacks[name]().applies(_made(what)[1])
+        _made(what) for what in ("two classes", "language model", "untied") if attacks[name]().applies(_made(what)[1])
     )
     lengths = tuple(len(ids) for ids in step.truth.sequences())
     rng, draws = torch.Generator().manual_seed(0), SEARCHES[name]

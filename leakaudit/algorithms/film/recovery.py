@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from leakaudit.algorithms.film.bag import Bag, can_read_bag, granted_bag, read_bag, starts_of
+from leakaudit.algorithms.bag.word_bag import can_read_bag
+from leakaudit.algorithms.film.bag import Bag, granted_bag, read_bag, starts_of
 from leakaudit.algorithms.film.beam import Found, Rules, beam_search, grams_of
 from leakaudit.algorithms.film.candidate_scores import CandidateScores, middle_gain
 from leakaudit.algorithms.film.continuations import CachedModel, Continuations, ScorerModel

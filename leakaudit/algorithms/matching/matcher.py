@@ -60,6 +60,7 @@ class Matcher:
         denoise: bool = True,
         noise_rescales: bool = False,
         next_tokens: NextTokenLabels = "similar",
+        bag: bool = False,
     ) -> None:
         """Prepare the parts; `seen` is not changed, neither here nor by any method.
 
@@ -85,13 +86,14 @@ class Matcher:
                 by the remaining signal.
             noise_rescales: match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping.
             next_tokens: labels of embeddings under a causal language model's loss (`guessed_labels`).
+            bag: take only tokens whose rows of the word embedding were updated, if these rows tell them.
 
         Raises:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
         self.length_weight = length_weight
-        self.words = WordTable(seen)
+        self.words = WordTable(seen, self.lengths, bag=bag)
         self.known = KnownTokens(seen.facts.vocabulary, self.lengths, self.table)
         self.labels: Labels = labels_of(seen, self.lengths, self.words, self.known, next_tokens)
         """The labels of candidates."""

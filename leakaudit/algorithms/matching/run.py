@@ -95,6 +95,8 @@ class Recipe:
 
     next_tokens: NextTokenLabels = "similar"
     """Labels of embeddings under a causal language model's loss."""
+    bag: bool = False
+    """Take only tokens whose rows of the word embedding were updated, if these rows tell them."""
 
     start_source: StartSource = "none"
     """With `span`, start from the sequences that exact recovery reads, with their lengths, even if it is not sure of them."""
@@ -125,7 +127,7 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
             lengths = guess_shape(single).lengths
-        words = WordTable(single)
+        words = WordTable(single, lengths)
         known = KnownTokens(seen.facts.vocabulary, lengths, words.table)
         CandidateGradients(single, lengths, labels_of(single, lengths, words, known), exposure.split("+"))
     except AnatomyError as error:
@@ -177,6 +179,7 @@ def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Genera
         denoise=recipe.denoise,
         noise_rescales=recipe.noise_rescales,
         next_tokens=recipe.next_tokens,
+        bag=recipe.bag,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:
@@ -280,6 +283,7 @@ class PlainSettings:
     keep: Keep
     aware: bool
     next_tokens: NextTokenLabels
+    bag: bool
 
 
 PLAIN_PAPER = PlainSettings(
@@ -299,6 +303,7 @@ PLAIN_PAPER = PlainSettings(
     keep="last",
     aware=False,
     next_tokens="joint",
+    bag=False,
 )
 
 PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
@@ -315,6 +320,7 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
         keep="best",
         aware=True,
         next_tokens="similar",
+        bag=True,
     ),
     "paper": PLAIN_PAPER,
     "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
@@ -371,6 +377,9 @@ class PlainMatching:
     """Labels under a causal language model's loss, which are the text itself: `joint` optimises logits at every place together with
     the embeddings, as DLG optimises labels; `similar` takes a softmax over the cosines of the next place's embedding with all tokens; `nearest`
     the token nearest to it."""
+    bag: bool | None = None
+    """Take only words whose rows of the word embedding were updated, if the table is trained, not tied to a head, and no defence is declared.
+    Not in the paper, where the table is frozen."""
     labels: Literal["joint", "enumerate"] = "joint"
     """How to find labels that are not granted: optimise them with the embeddings (DLG), or try each assignment for `trial_steps`."""
     exposure: str = "*"
@@ -421,4 +430,5 @@ class PlainMatching:
             start_scale=chosen.start_scale,
             aware=chosen.aware,
             next_tokens=chosen.next_tokens,
+            bag=chosen.bag,
         )

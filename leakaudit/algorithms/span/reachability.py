@@ -106,6 +106,16 @@ def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
     return PairReach(frozenset((token, 0) for token in tokens), lambda _: None, position_free=True)
 
 
+def prefixes_of_words(words: Iterable[int], vocabulary: int) -> PairReach:
+    """Return what a reader of a language model that makes prefixes of known words could have recovered.
+
+    Args:
+        words: the words that it tried.
+        vocabulary: number of tokens, all of which are tried as the last token of a sequence.
+    """
+    return replace(bag_of_words_reach(words), silent_last=True, last=frozenset(range(vocabulary)))
+
+
 def prefix_reach(
     problem: SpanProblem, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
 ) -> PairReach:
