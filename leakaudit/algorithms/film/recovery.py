@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.bag.word_bag import can_read_bag
+from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
 from leakaudit.algorithms.film.bag import Bag, granted_bag, read_bag, starts_of
 from leakaudit.algorithms.film.beam import Found, Rules, beam_search, grams_of
 from leakaudit.algorithms.film.candidate_scores import CandidateScores, middle_gain
@@ -176,6 +177,7 @@ class _Search:
             "length": float(self._length),
             "length_known": float(self._bag.longest is not None),
             "reordering_steps": float(self._steps),
+            "earlier_rounds": float(holds_earlier_rounds(self._seen)),
         }
 
     def sentences(self, rng: torch.Generator, budget: Budget) -> list[tuple[Text, float]]:
