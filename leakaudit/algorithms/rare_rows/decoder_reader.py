@@ -8,7 +8,7 @@ new is found. The ends of sentences are mostly frequent words, whose rows say li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ TAIL = 5.0
 MOST_ROUNDS = 12
 """Most times that sentences are grown from their starts. Our choice: on training texts nothing new comes after eight."""
 
-MOST_TRIED = 3000
-"""Most paths of one search that are looked at. Our choice."""
+MOST_TRIED = 500
+"""Most paths of one search that are tested again. Our choice: several times as many as there are sentences."""
 
 FREQUENT = 2.5
 """Number of states from which a row counts as frequent. Our choice: half-way between two and three."""
@@ -107,6 +107,7 @@ class Pursuit:
     def run(self) -> None:
         """Find sentences until nothing new comes or the budget is used up."""
         level = 0
+        best = (self.rest.unexplained(), list[Found]())
         for _ in range(MOST_ROUNDS):
             new = self._new_sentences(ACCEPTED[level])
             self._take()
@@ -116,9 +117,13 @@ class Pursuit:
             changed = self._renew()
             self._take()
             self.watch(f"renewed {changed}")
-            level += not new and not changed
+            best = min(best, (self.rest.unexplained(), [replace(one) for one in self.found]), key=lambda pair: pair[0])
+            level += not new
             if level == len(ACCEPTED) or self._budget.exhausted():
                 break
+        self.found = best[1]
+        self._take()
+        self.watch("best")
 
     def _new_sentences(self, least: float) -> int:
         """Grow sentences from their starts, and keep those with enough evidence."""
@@ -130,10 +135,14 @@ class Pursuit:
         often = set(rows.tokens[rows.counts > FREQUENT].tolist())
         before = len(self.found)
         used: set[int] = set()
-        for path in [path for path in paths if path.evidence > least][:MOST_TRIED]:
+        tried = 0
+        for path in paths:
+            if path.evidence <= least or tried == MOST_TRIED or self._budget.exhausted():
+                break
             mine = [token for token in path.tokens[path.begin :] if token in rare]
             if len(set(mine)) < len(mine) or used & set(mine):
                 continue
+            tried += 1
             tokens = path.tokens
             while len(tokens) > path.begin + 1 and tokens[-1] in often:
                 tokens = tokens[:-1]
@@ -144,23 +153,19 @@ class Pursuit:
 
     def _accept(self, rows: NextTokenRows, path: Path, least: float) -> bool:
         """Take a path out of rows if enough of its evidence is left."""
-        states = self.rest.states.along(path.tokens)
-        done: list[tuple[int, Tensor]] = []
-        total = 0.0
-        for place in range(path.begin, len(path.tokens)):
-            row, state = rows.index_of(path.tokens[place]), states[place - 1]
-            if row < 0:
-                total = -torch.inf
-                break
-            usual = self.rest.typical(place, torch.tensor([path.tokens[place - 1]], device=state.device))[0]
-            total += rows.evidence_of(row, state, usual) + float(rows.prior(state[None])[0, row])
-            rows.take(row, state)
-            done.append((row, state))
-        if total > max(least, KEPT * path.evidence - TAIL):
-            return True
-        for row, state in done:
-            rows.give_back(row, state)
-        return False
+        tokens, places = path.tokens, range(path.begin, len(path.tokens))
+        numbers = [rows.index_of(tokens[place]) for place in places]
+        if not numbers or min(numbers) < 0:
+            return not numbers
+        states = self.rest.states.along(tokens)[path.begin - 1 : -1]
+        last = [torch.tensor([tokens[place - 1]], device=states.device) for place in places]
+        usual = torch.cat([self.rest.typical(place, token) for place, token in zip(places, last, strict=True)])
+        total = float(rows.gains(torch.tensor(numbers, device=states.device), states, usual).sum())
+        if total <= max(least, KEPT * path.evidence - TAIL):
+            return False
+        for number, state in zip(numbers, states, strict=True):
+            rows.take(number, state)
+        return True
 
     def _take(self) -> None:
         self.rest.take([one.tokens for one in self.found])

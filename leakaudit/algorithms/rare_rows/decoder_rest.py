@@ -101,6 +101,10 @@ class Rest:
             noise = torch.maximum(noise, square[tokens] - counts.clamp_min(0.0) * self._size)
         return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
 
+    def unexplained(self) -> float:
+        """Return the square of what the taken sentences leave of the update's rows, times N."""
+        return float((self.targets * self._update + self.taken.head).square().sum())
+
     def agreement(self) -> Tensor:
         """Return (V,) the relative error with which the taken sentences explain rows.
 
