@@ -16,7 +16,8 @@ from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.starts import Start, draw_starts
-from leakaudit.client.facts import Granted
+from leakaudit.algorithms.matching.word_table import tokens_without_update
+from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
@@ -27,7 +28,7 @@ WAYS: tuple[NextTokenLabels, ...] = ("similar", "joint", "nearest")
 
 
 def _llama(*, tied: bool) -> nn.Module:
-    """Return a LLaMA of two layers and D = 32, with two query heads on one key-value head."""
+    """Return a LLaMA of two layers, D = 32, two query heads and one key-value head."""
     config = tiny.hf.LlamaConfig(
         vocab_size=len(tiny.VOCABULARY), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=tiny.POSITIONS, tie_word_embeddings=tied,
@@ -96,7 +97,7 @@ def test_derivatives_of_embeddings_and_labels_are_finite_differences(how: NextTo
 
 @pytest.mark.parametrize("how", WAYS)
 def test_the_last_token_has_a_gradient_only_through_its_label(how: NextTokenLabels) -> None:
-    """So labels that follow the embeddings, or have logits of their own, tell it; nearest tokens do not."""
+    """So labels that follow embeddings or have logits tell it; nearest tokens do not."""
     seen, true = _seen(_gpt2(tied=True), TEXTS[:1])
     matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), next_tokens=how)
     dummy = matcher.candidates.random(1, tiny.generator())
@@ -139,7 +140,7 @@ def test_labels_are_not_enumerated_and_not_counted_as_classes() -> None:
 
 @pytest.mark.parametrize(("family", "evidence"), [("GPT-2", "positions"), ("LLaMA", "rank")])
 def test_the_length_counts_the_last_token_which_has_no_gradient(family: str, evidence: str) -> None:
-    """A word that stands twice counts twice, where positions are not in the inputs as well."""
+    """A word that stands twice counts twice, with rotary positions as well."""
     seen, true = _seen(MODELS[family](tied=True), ["the dog saw the cat"])
     assert guess_shape(seen.granting(Granted())) == ((len(true[0]),), evidence)
 
@@ -152,6 +153,35 @@ def test_other_tasks_are_refused_in_plain_words() -> None:
         attack = attacks.create(name, {})
         assert attack.applies(seen)
         assert "this task is masked-lm" in attack.applies(masked).reason
+
+
+@pytest.mark.parametrize("how", ["similar", "nearest"])
+def test_only_words_with_an_updated_row_stand_in_a_text_but_at_its_end(how: NextTokenLabels) -> None:
+    """The last token is a label only, so its row does not tell it."""
+    seen, true = _seen(_gpt2(tied=False), TEXTS)
+    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how, bag=True)
+    dummy = matcher.candidates.random(1, tiny.generator())
+    for row, other in enumerate(matcher.tokens(dummy.embeddings[0])[0]):
+        assert set(other[:-1]) <= {token for text in true for token in text[:-1]}, row
+    unseen = tiny.VOCABULARY["tree"]
+    dummy.embeddings[0, :, :] = matcher.table[unseen]
+    assert [text.index(unseen) for text in matcher.tokens(dummy.embeddings[0])[0]] == [len(text) - 1 for text in true]
+    free = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how)
+    assert all(set(text) == {unseen} for text in free.tokens(dummy.embeddings[0])[0])
+    losses, slopes = matcher.losses_and_derivatives(dummy)
+    assert bool(losses.isfinite().all()) and bool(slopes.embeddings.isfinite().all())
+
+
+def test_rows_tell_no_words_where_the_table_is_tied_or_a_defence_is_declared() -> None:
+    """The head touches every row, and a defence may remove rows."""
+    tied, _ = _seen(_gpt2(tied=True), TEXTS)
+    untied, true = _seen(_gpt2(tied=False), TEXTS)
+    pruned = DeclaredDefense(name="prune", parameters={"share": 0.5})
+    defended = replace(untied, facts=untied.facts.model_copy(update={"defenses": (pruned,)}))
+    assert tokens_without_update(tied) is None and tokens_without_update(defended) is None
+    outside = tokens_without_update(untied)
+    assert outside is not None
+    assert set((~outside).nonzero().flatten().tolist()) == {token for text in true for token in text[:-1]}
 
 
 KNOWN = [

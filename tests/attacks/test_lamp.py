@@ -105,6 +105,7 @@ def test_an_option_that_is_set_overrides_its_preset_and_the_others_stay() -> Non
 
 
 PRINTED: list[tuple[str, str, Any]] = [
+    ("bag", "App. A.1: the word embedding is frozen", False),
     ("steps", "Sec. 5: stop once we reach a total of 2000 continuous steps", 2000),
     ("round_every", "Sec. 5: n_c", 75),
     ("round_draws", "Sec. 5: n_d", 200),
@@ -289,6 +290,7 @@ def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
         "length_weight": 1.0,
         "prior_weight": 0.2,
         "next_tokens": "similar",
+        "bag": True,
     }
     for kind in (LampCos, LampL1L2):
         assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

@@ -139,6 +139,7 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("patience", "LAMP, Sec. 5: all steps are taken", 0),
     ("label_step", "DLG: labels are optimised with the embeddings, at the same step", 0.1),
     ("next_tokens", "DLG, Algorithm 1: labels are optimised; a language model has one at each place", "joint"),
+    ("bag", "LAMP, App. A.1: the word embedding is frozen", False),
     ("squared", "LAMP, Sec. 4.2: the L2 norm in L_tag", False),
     ("keep", "all steps are taken", "last"),
     ("aware", "LAMP, Sec. 5: the attacks under defences are the same", False),
@@ -216,6 +217,6 @@ def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
         "patience": 200,
     }
     more: dict[str, Any] = {"label_step": None, "squared": True, "keep": "best", "aware": True}
-    more["next_tokens"] = "similar"
+    more |= {"next_tokens": "similar", "bag": True}
     for kind in (Dlg, Tag):
         assert kind().settings() == dataclasses.replace(kind(preset="paper").settings(), **own, **more)

@@ -36,9 +36,8 @@ def _simulator(folder: Path, model: Any, tokenizer: Any, **more: Any) -> Simulat
     tokenizer.save_pretrained(folder / "model")
     rows = [json.dumps({"text": text, "label": number % 2}) for number, text in enumerate(TEXTS)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
-    return Simulator(
-        Simulation(**{"model": folder / "model", "data": folder / "rows.jsonl", "batch_size": 8, "steps": 1} | more)
-    )
+    given: dict[str, Any] = {"model": folder / "model", "data": folder / "rows.jsonl", "batch_size": 8, "steps": 1}
+    return Simulator(Simulation(**given | more))
 
 
 def test_an_audit_beyond_the_hidden_size_proves_nothing_and_says_so(tmp_path: Path) -> None:

@@ -224,15 +224,21 @@ def described(place: Path, dev: Sequence[Path]) -> str:
     """Return one sentence that says what a victim is, with its perplexity on files of texts."""
     tokenizer = hf.AutoTokenizer.from_pretrained(place, local_files_only=True)
     model = hf.AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
-    steps = next((stage.steps for stage in STAGES if stage.name == place.name), None)
+    stage = next((stage for stage in STAGES if stage.name == place.name), None)
     heads = "tied" if model.config.tie_word_embeddings else "untied"
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     known = ", ".join(f"{path.parent.name} {perplexity(model, tokenizer, read_texts(path)):.0f}" for path in dev)
-    trained = "" if steps is None else f", {steps} training steps of {ROWS * LENGTH} tokens"
+    trained = "" if stage is None else f", {_training(stage)}"
     return (
         f"{place.name}: {size:.1f} M parameters, D = {model.config.n_embd}, {model.config.n_layer} layers, {heads} head, "
         f"byte-level BPE of {len(tokenizer):,} tokens{trained}; perplexity a token: {known}"
     )
+
+
+def _training(stage: Stage) -> str:
+    if not stage.start:
+        return f"{stage.steps} training steps of {ROWS * LENGTH} tokens"
+    return f"{stage.start} trained further on the attacked sentences until a step's perplexity was {stage.until:g}"
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ def sentences(options: argparse.Namespace, folder: Path) -> None:
     """Print scores of sentences by victim, data, batch size, defence and attack."""
     print(
         "| victim | data | B | n | tokens / D | defence | attack | granted | first guess, nearest text: R-1 / R-2 / R-L / NERR "
-        "| whole batch: R-1 / R-2 / R-L / NERR | best R-L | found | precision | exact | s a batch | remark |"
+        "| whole batch: R-1 / R-2 / R-L / NERR | best R-L | found | precision | exact | s of computing a batch | remark |"
     )
     print(f"|{' --- |' * 16}")
     for client, named in clients(options, folder):
@@ -217,7 +217,7 @@ def rates_of(bag: set[int], true: set[int]) -> dict[str, float]:
 def repetition(options: argparse.Namespace, folder: Path) -> None:
     """Print recall and precision of sentences after so many beam searches."""
     print(
-        "| victim | data | B | n | attack | beam searches | paper, Table 3: recall | precision | here: recall | precision | s a batch |"
+        "| victim | data | B | n | attack | beam searches | paper, Table 3: recall | precision | here: recall | precision | s of computing a batch |"
     )
     print(f"|{' --- |' * 11}")
     for client, named in clients(options, folder):
@@ -272,7 +272,9 @@ def head(options: argparse.Namespace, folder: Path) -> None:
     tagged = any(entities_in(row) for path in options.data for row in read_rows(path))
     print("at least one named entity; " if tagged else "no filter on named entities; ", end="")
     print("FILM's filter on GPT-2's perplexity is not applied. ", end="")
-    print(f"Budget {options.budget:g} s an attempt, frozen: {options.freeze or 'nothing'}, mode: {options.mode}.\n")
+    print(
+        f"Budget {options.budget:g} s of computing an attempt, frozen: {options.freeze or 'nothing'}, mode: {options.mode}.\n"
+    )
     print(
         "Victims (other weights than the paper's, whose GPT-2 base has 117 M parameters and a perplexity of about 11):\n"
     )
@@ -307,7 +309,7 @@ def main() -> None:
     parser.add_argument("--defenses", nargs="+", default=["none"])
     parser.add_argument("--freeze", nargs="*", default=[])
     parser.add_argument("--mode", choices=["eval", "train"], default="eval", help="train: dropout on")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds an attempt")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of computing an attempt")
     parser.add_argument("--most-beams", type=int, default=100, help="of the table repetition")
     parser.add_argument("--min-tokens", type=int, default=LEAST)
     parser.add_argument("--max-tokens", type=int, default=MOST)

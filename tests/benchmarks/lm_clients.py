@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,7 @@ class Found:
     whole: Mapping[str, float] = field(default_factory=dict)
     """Means over all true texts, each with the guess that is assigned to it, `exact` among them; `found`, `precision`."""
     seconds: float = 0.0
+    """Of computing, on one core."""
     reason: str = ""
     """Why there is no guess; empty if there is one."""
     guesses: tuple[str, ...] = ()
@@ -88,12 +90,12 @@ def attacked(
         simulator: made it.
         attack: name and options.
         defense: name and options.
-        budget: seconds.
+        budget: seconds of computing, so that other jobs on the machine do not count.
         named: true text -> its named entities, where known.
     """
     rng = torch.Generator().manual_seed(simulator.what.seed)
     seen = defended(snapshot, defense, rng)
-    plugin, clock = attacks.create(attack.name, attack.options), Budget(budget)
+    plugin, clock = attacks.create(attack.name, attack.options), Budget(budget, clock=time.process_time)
     try:
         seen, fits = readable(plugin, seen)
         guess = plugin(seen, rng, clock) if fits else None

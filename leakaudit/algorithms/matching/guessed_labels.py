@@ -147,14 +147,15 @@ class NextTokens:
             return self._against(answers, tokens[:, rows, 1:length], candidates)
         places = slice(1, length)
         known = self._known.ids[rows, places].repeat(candidates, 1)  # (N R, T - 1)
+        inputs = self._words.inputs[rows, places].repeat(candidates, 1)
         guessed = dummy.embeddings[:, rows, places].flatten(0, 1)  # (N R, T - 1, D)
         if self._how == "nearest":
-            _, near = self._words.nearest(guessed.detach())
+            _, near = self._words.nearest(guessed.detach(), inputs)
             return self._against(answers, torch.where(known < 0, near, known), candidates)
         if self._how == "joint":
             shares = dummy.label_logits[:, rows, places].flatten(0, 1).softmax(dim=2)
         else:
-            shares = (SHARPNESS * self._words.cosines(guessed)).softmax(dim=2)
+            shares = (SHARPNESS * self._words.cosines(guessed, inputs)).softmax(dim=2)
         likely = answers.log_softmax(dim=2)
         soft = -(shares * likely).sum(dim=2)  # (N R, T - 1)
         certain = -likely.gather(2, known.clamp_min(0)[..., None])[..., 0]

@@ -64,6 +64,7 @@ class Settings:
     keep: Keep
     aware: bool
     next_tokens: NextTokenLabels
+    bag: bool
 
 
 PAPER = Settings(
@@ -93,6 +94,7 @@ PAPER = Settings(
     keep="last",
     aware=False,
     next_tokens="joint",
+    bag=False,
 )
 
 LARGE = replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5)
@@ -110,6 +112,7 @@ IMPROVED = replace(
     keep="best",
     aware=True,
     next_tokens="similar",
+    bag=True,
 )
 
 FAST = replace(
@@ -202,6 +205,9 @@ class Lamp:
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     next_tokens: NextTokenLabels | None = None
     """Labels under a causal language model's loss (`guessed_labels`). Tokens of a discrete step always have their exact labels."""
+    bag: bool | None = None
+    """Take only words whose rows of the word embedding were updated, if the table is trained, not tied to a head, and no defence is declared.
+    Not in the paper, where the table is frozen (App. A.1)."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """How to find labels that are not granted: try each assignment for `trial_steps` (LAMP, Sec. 4.2), or optimise them jointly."""
     restarts: int | None = None
@@ -340,4 +346,5 @@ class Lamp:
             start_scale=chosen.start_scale,
             aware=chosen.aware,
             next_tokens=chosen.next_tokens,
+            bag=chosen.bag,
         )

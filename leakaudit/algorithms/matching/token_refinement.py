@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import Permutation, draw_orders, move_subsequence, move_token, swap
@@ -57,7 +56,7 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[
         embeddings: (B, T, D) of one candidate.
         most: most words at each position.
     """
-    cosine = functional.normalize(embeddings, dim=2) @ matcher.directions.T  # (B, T, V)
+    cosine = matcher.words.cosines(embeddings)  # (B, T, V)
     near, ids = cosine.topk(most, dim=2)
     counts = (near >= LIKELY * near[..., :1]).sum(dim=2).clamp_min(1).tolist()
     found = ids.tolist()

@@ -49,7 +49,7 @@ class Agreement:
         """
         found, exact = torch.zeros(len(drafts)), torch.zeros(len(drafts), dtype=torch.bool)
         for chunk, laid in self.simulator.chunks(drafts):
-            gradients = self.simulator.gradients(self.simulator.inputs(laid), laid.mask).detach()
+            gradients = self.simulator.gradients(self.simulator.inputs(laid), laid).detach()
             each = self._each(gradients, self.row_numbers(laid))
             found[chunk] = each.sum(dim=2).amax(dim=0).cpu()
             exact[chunk] = (each > EXACT).any(dim=2).any(dim=0).cpu()
@@ -59,14 +59,16 @@ class Agreement:
         """Return how many rare words stand at their places."""
         return sum(self.rows.places.get(word) == place for place, word in draft.words.items())
 
-    def of_gradients(self, gradients: Tensor, numbers: Tensor) -> Tensor:
-        """Return (N,): the best agreement over the directions and their signs.
+    def of_places(self, gradients: Tensor, numbers: Tensor) -> Tensor:
+        """Return (N, T): the agreement of every row, in the best direction and sign of each draft.
 
         Args:
             gradients: (K, N, T, D).
             numbers: (N, T) of `row_numbers`.
         """
-        return self._each(gradients, numbers).sum(dim=2).amax(dim=0)
+        each = self._each(gradients, numbers)  # (K', N, T)
+        best = each.sum(dim=2).argmax(dim=0)
+        return each[best, torch.arange(each.shape[1], device=each.device)]
 
     def _each(self, gradients: Tensor, numbers: Tensor) -> Tensor:
         """Return (K', N, T): the agreement of every row, for all directions and signs."""

@@ -16,14 +16,18 @@ from torch import Tensor
 
 from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.filling import Candidates
-from leakaudit.algorithms.rare_rows.sentences import Draft
+from leakaudit.algorithms.rare_rows.sentences import Draft, Laid
 from leakaudit.plugins.budget import Budget
 
 TRIED = 6
 """Words that are tried at a place in one round. Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
-ROUNDS = 16
-"""Most rounds for one draft. Our choice: more than a sentence of 20 words with half of them wrong needs."""
+ROUNDS = 10
+"""Most rounds for one draft. Chosen on training sentences: those that become exact need 2 to 6."""
+
+SETTLED, SETTLED_SHARE = 1.0, 0.4
+"""Smallest agreement at which a rare word is not exchanged, and smallest share of the draft's best agreement.
+Chosen on training sentences: a word of another sentence seldom reaches 0.7."""
 
 WIDE_PART = 150
 """Neighbours that are simulated together in a wide round. Our choice: one pass of a second or two."""
@@ -43,6 +47,8 @@ class Exchanged:
     agreement: float = -1.0
     exact: bool = False
     """Whether one of its rows agrees exactly."""
+    settled: frozenset[int] = frozenset()
+    """Places of rare words that agree well, which are not exchanged."""
     wide: bool = False
     """Whether the next round tries all words at all places, and swaps."""
     stuck: bool = False
@@ -100,7 +106,7 @@ def _narrow_round(moving: Sequence[Exchanged], agreement: Agreement, candidates:
 
 def _wide_round(one: Exchanged, agreement: Agreement, candidates: Candidates) -> None:
     """Try all neighbours of a draft, part by part, and take the best of the first part that helps."""
-    drafts = _wide(one.draft, candidates)
+    drafts = _wide(one.draft, one.settled, candidates)
     for start in range(0, len(drafts), WIDE_PART):
         part = drafts[start : start + WIDE_PART]
         scores, exact = _judged(agreement, part)
@@ -149,14 +155,16 @@ def _neighbours(one: Exchanged, ranked: Sequence[tuple[int, int]]) -> list[Draft
     return found
 
 
-def _wide(draft: Draft, candidates: Candidates) -> list[Draft]:
-    """Return drafts with any possible word at any place, one word more, one word less, or two words exchanged."""
+def _wide(draft: Draft, settled: frozenset[int], candidates: Candidates) -> list[Draft]:
+    """Return drafts with any word at any place that is not settled, one word more or less, or two words exchanged."""
     last_rare = max(
         (place for place, word in draft.words.items() if not candidates.anywhere(word)), default=draft.begin - 1
     )
     longer = [_opened(draft, place) for place in range(last_rare + 1, draft.end + 1)]
     shorter = [_closed(draft, place) for place in range(last_rare + 1, draft.end) if draft.end - draft.begin > 1]
-    anywhere = [draft.with_word(place, word) for place in draft.words for word in candidates.at(place)]
+    anywhere = [
+        draft.with_word(place, word) for place in draft.words if place not in settled for word in candidates.at(place)
+    ]
     grown = [opened.with_word(place, word) for place, opened in longer for word in candidates.at(place)]
     return shorter + _swapped(draft, candidates) + grown + anywhere
 
@@ -186,10 +194,19 @@ def _ranked(moving: Sequence[Exchanged], agreement: Agreement, candidates: Candi
     found: list[list[tuple[int, int]]] = [[] for _ in moving]
     vectors = agreement.simulator.token_vectors[candidates.words]
     for chunk, laid in agreement.simulator.chunks([one.draft for one in moving]):
-        slopes = _slopes(agreement, laid.tokens, laid.places, laid.mask, agreement.row_numbers(laid))
+        slopes, reached = _slopes(agreement, laid, agreement.row_numbers(laid))
         for row, index in enumerate(chunk):
-            found[index] = _best_pairs(moving[index].draft, slopes[row], vectors, candidates)
+            moving[index].settled = _settled(moving[index].draft, reached[row])
+            pairs = _best_pairs(moving[index].draft, slopes[row], vectors, candidates)
+            found[index] = [(place, word) for place, word in pairs if place not in moving[index].settled]
     return found
+
+
+def _settled(draft: Draft, agreements: Tensor) -> frozenset[int]:
+    """Return the places of rare words that agree well, from agreements (T,)."""
+    rare = [place for place in draft.words if float(agreements[place]) > 0.0]
+    limit = max(SETTLED, SETTLED_SHARE * max((float(agreements[place]) for place in rare), default=0.0))
+    return frozenset(place for place in rare if float(agreements[place]) >= limit)
 
 
 def _best_pairs(draft: Draft, slopes: Tensor, vectors: Tensor, candidates: Candidates) -> list[tuple[int, int]]:
@@ -209,12 +226,12 @@ def _best_pairs(draft: Draft, slopes: Tensor, vectors: Tensor, candidates: Candi
     ]
 
 
-def _slopes(agreement: Agreement, tokens: Tensor, places: Tensor, mask: Tensor, numbers: Tensor) -> Tensor:
-    """Return (N, T, D): derivatives of the agreement by the normalisation's inputs."""
+def _slopes(agreement: Agreement, laid: Laid, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the agreement's derivatives by the normalisation's inputs (N, T, D), and its values (N, T)."""
     simulator = agreement.simulator
-    inputs = (simulator.token_vectors[tokens] + simulator.place_vectors[places]).requires_grad_()
+    inputs = simulator.inputs(laid).requires_grad_()
     with torch.enable_grad():
-        gradients = simulator.gradients(inputs, mask, differentiable=True)
-        total = agreement.of_gradients(gradients, numbers).sum()
-        (slopes,) = torch.autograd.grad(total, inputs)
-    return slopes.detach()
+        gradients = simulator.gradients(inputs, laid, differentiable=True)
+        reached = agreement.of_places(gradients, numbers)
+        (slopes,) = torch.autograd.grad(reached.sum(), inputs)
+    return slopes.detach(), reached.detach()

@@ -18,6 +18,9 @@ from torch import Tensor
 from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.sentences import Draft, Laid
 
+WEAK = 0.3
+"""Share of the median agreement below which a rare word is weak. Chosen on training sentences; see docs/decisions/rare_rows.md."""
+
 RATE = 0.5
 """Learning rate of Adam (Kingma and Ba 2015) on the weights' logits. Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
@@ -62,6 +65,8 @@ class Filled:
     """Agreement that the weighted means reached."""
     choices: dict[int, tuple[int, ...]]
     """Place of a hole -> its most likely words, best first."""
+    weak: tuple[int, ...] = ()
+    """Places of rare words that agree much worse than the others: their sentence is probably another one."""
 
 
 def fill(
@@ -116,7 +121,7 @@ class Filling:
 
     def run(self, steps: int, choices: int) -> list[Filled]:
         """Move the weights and return the drafts with the best words."""
-        reached = torch.zeros(len(self.drafts))
+        reached = torch.zeros(self.numbers.shape)
         if len(self.rows):
             self.logits.requires_grad_()
             ascent = torch.optim.Adam([self.logits], lr=RATE)
@@ -133,8 +138,8 @@ class Filling:
                 torch.softmax(self.logits, dim=1) @ self.vectors
                 + self.simulator.place_vectors[self.laid.places[self.rows, self.columns]],
             )
-            gradients = self.simulator.gradients(inputs, self.laid.mask, differentiable=True)
-            reached = self.agreement.of_gradients(gradients, self.numbers)
+            gradients = self.simulator.gradients(inputs, self.laid, differentiable=True)
+            reached = self.agreement.of_places(gradients, self.numbers)
             (self.logits.grad,) = torch.autograd.grad(-reached.sum(), self.logits)
         ascent.step()
         return reached.detach().cpu()
@@ -148,10 +153,22 @@ class Filling:
             found[row][place] = tuple(words[:count])
         return [
             Filled(
-                Draft({**draft.words, **{p: words[0] for p, words in at.items()}}, draft.begin, draft.end), score, at
+                Draft({**draft.words, **{p: words[0] for p, words in at.items()}}, draft.begin, draft.end),
+                float(scores.sum()),
+                at,
+                _weak(draft, scores),
             )
-            for draft, at, score in zip(self.drafts, found, reached.tolist(), strict=True)
+            for draft, at, scores in zip(self.drafts, found, reached, strict=True)
         ]
 
     def _possible(self, choices: int) -> list[int]:
         return [min(choices, count) for count in self.allowed.sum(dim=1).tolist()]
+
+
+def _weak(draft: Draft, agreements: Tensor) -> tuple[int, ...]:
+    """Return the places of rare words whose agreement (T,) is far below the others'."""
+    places = sorted(draft.words)
+    if len(places) < 3:
+        return ()
+    limit = WEAK * float(agreements[places].median())
+    return tuple(place for place in places if float(agreements[place]) < limit)

@@ -22,7 +22,9 @@ The package may import `plugins`, `models`, `algorithms` and the public half of 
 __all__ = [
     "adapter_gradients",
     "adapter_inputs",
+    "adapter_rows",
     "adapter_search",
+    "adapter_sentences",
     "adapter_words",
     "attention_evidence",
     "attention_identity",
@@ -40,6 +42,8 @@ __all__ = [
     "mask_regression",
     "matching_pursuit",
     "order_refinement",
+    "prefix_ends",
+    "prefix_pursuit",
     "problem",
     "rank_reduction",
     "reachability",

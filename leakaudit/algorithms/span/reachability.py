@@ -106,6 +106,18 @@ def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
     return PairReach(frozenset((token, 0) for token in tokens), lambda _: None, position_free=True)
 
 
+def prefixes_of_words(words: Iterable[int], vocabulary: int) -> PairReach:
+    """Return what a reader that makes prefixes of known words could have recovered.
+
+    The last token of a sequence is no input of a language model's loss, so it may be any token.
+
+    Args:
+        words: the words that it tried.
+        vocabulary: number of tokens, all of which are tried as the last token of a sequence.
+    """
+    return replace(bag_of_words_reach(words), silent_last=True, last=frozenset(range(vocabulary)))
+
+
 def prefix_reach(
     problem: SpanProblem, allowed: Mapping[int, Tensor], test: Callable[[Tensor], bool], last: Iterable[int] = ()
 ) -> PairReach:

@@ -28,6 +28,11 @@ KNOWN = 1e-3
 """Share of a candidate's squared length outside the known inputs' span below which it adds nothing. Our choice."""
 
 
+SAME = 1e-5
+"""Share of an input's squared length outside the known inputs' span below which it is one of them.
+Our choice: float32 leaves 1e-6 after whitening."""
+
+
 class RowEvidence:
     """The rows of one layer, whitened."""
 
@@ -119,7 +124,7 @@ class Explained:
             rest = whole
             for _ in range(2):  # twice, because one projection is not orthogonal to rounding
                 rest = rest - (rest @ axes[index].T) @ axes[index]
-            if float(rest.square().sum()) <= KNOWN * float(whole.square().sum()):
+            if float(rest.square().sum()) <= SAME * float(whole.square().sum()):
                 continue
             rest = rest / rest.norm()
             axes[index] = torch.cat([axes[index], rest[None]])

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.span.adapter_sentences import AdapterSentences, proved
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
 from leakaudit.algorithms.span.problem import STANDS_OUT, SpanProblem, only_adapters
-from leakaudit.algorithms.span.reachability import bag_of_words_reach
+from leakaudit.algorithms.span.reachability import bag_of_words_reach, prefixes_of_words
 from leakaudit.algorithms.span.readers import dropout
 from leakaudit.algorithms.span.sequence_assembly import FARTHEST_INSIDE, read_pairs
 from leakaudit.algorithms.span.subspace import FLOAT32_FLOOR, Basis, span_of, stacked_update
@@ -80,6 +81,9 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     rows = stacked_update(problem.seen.update, problem.anatomy)
     if len(rows) == 0:
         return _read_images(problem) or Reconstruction(sequences=())
+    parts = AdapterSentences.of(problem)
+    if parts is not None and (found := _read_prefixes(problem, parts, rows)) is not None:
+        return found
     if problem.stage.position_free:  # inputs have no order
         return None if problem.dropout else _read_words(problem, rows)
     if problem.basis.rank < len(rows):
@@ -106,12 +110,39 @@ def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Re
     )
 
 
-# ---------------------------------------------------------------------- fewer rows than tokens
-def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
-    """Return the sentence if there is one, or else the words in no order."""
+# ---------------------------------------------------------------------- decoders
+def _read_prefixes(problem: SpanProblem, parts: AdapterSentences, rows: Tensor) -> Reconstruction | None:
+    """Return the sentences of a decoder's batch, or None if none was found."""
+    words = _words(problem, rows)
+    ends = None if words is None else parts.found(problem, words.tokens, problem.budget)
+    if words is None or ends is None:
+        return None
+    proof = proved(problem, ends)
+    named = words.tokens.tolist()
+    all_proved = all(sequence.proved for sequence in proof.sequences)
+    return Reconstruction(
+        sequences=proof.sequences,
+        tokens=None if all_proved else tuple(named),
+        label_counts=proof.label_counts,
+        diagnostics={"words": float(len(named)), "rows": float(len(rows)), "cosine": ends.cosine} | proof.diagnostics,
+        reach=prefixes_of_words(named, problem.stage.vocabulary)
+        if problem.seen.facts.task == "causal-lm"
+        else bag_of_words_reach(named),
+    )
+
+
+def _words(problem: SpanProblem, rows: Tensor) -> Words | None:
+    """Return the words of the batch, or None if no words explain the rows."""
     words = None
     for positions in SCANNED:
         words = words or find_words(problem.stage, rows, min(positions, problem.stage.max_length), problem.budget)
+    return words
+
+
+# ---------------------------------------------------------------------- fewer rows than tokens
+def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
+    """Return the sentence if there is one, or else the words in no order."""
+    words = _words(problem, rows)
     if words is None:
         return None
     diagnostics = {"words": float(len(words.tokens)), "rows": float(len(rows))}
