@@ -40,9 +40,6 @@ SAME_VOTE = 0.03
 EXPLAINED = 0.9998
 """Cosine between a row and its simulation above which the row tells the number of targets. Our choice: an error of 2 %."""
 
-FEW_TARGETS = 60
-"""Found targets below which drawn sentences say better what states look like. Our choice."""
-
 
 class Rest:
     """The head's update, the sentences taken out of it, and what states look like."""
@@ -63,7 +60,8 @@ class Rest:
         self._tokens_taken = torch.zeros(0, dtype=torch.long)
         samples = self._drawn(rng)
         self.typical = TypicalStates(seen.model, samples)
-        self._learn(rows_of(seen, samples.tolist(), tables))
+        self._sample = rows_of(seen, samples.tolist(), tables)
+        self._learn()
         self.targets = self._voted_targets()
 
     def starts(self) -> Tensor:
@@ -81,8 +79,7 @@ class Rest:
         """Take out these sentences and no others, and learn from them."""
         self.taken = rows_of(self.seen, sentences, self.tables)
         self._tokens_taken = torch.tensor(sorted({t for one in sentences for t in one}), dtype=torch.long)
-        if self.taken.targets >= FEW_TARGETS:
-            self._learn(self.taken)
+        self._learn()
         self._refine_targets()
 
     def rows(self) -> NextTokenRows:
@@ -122,7 +119,7 @@ class Rest:
     def _drawn(self, rng: torch.Generator) -> Tensor:
         """Return (SAMPLES, T) token ids, half from the model, half by the rows' lengths."""
         norms = self._update.norm(dim=1)
-        tokens = norms.topk(min(len(norms), SAMPLE_TOKENS)).indices
+        tokens: Tensor = norms.topk(min(len(norms), SAMPLE_TOKENS)).indices
         share = norms[tokens] / norms[tokens].sum()
 
         def draw(weights: Tensor) -> Tensor:
@@ -135,20 +132,25 @@ class Rest:
             given = self.states.extend(every, draw(0.5 * own + 0.5 * share))
         return self.states.paths
 
-    def _learn(self, known: SentenceRows) -> None:
-        """Learn from sentences what states, input gradients and background look like."""
-        moment = known.states.T @ known.states / known.targets
-        if self.tables.tied:
-            slopes = torch.cat([rows[:-1] for rows in known.inputs])
-            norms = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            usual = slopes / norms * norms.median()  # a few slopes are many times as long as the others
-            moment = moment + usual.T @ usual / len(usual)
-        self._white = whitener(moment)
+    def _learn(self) -> None:
+        """Learn from drawn and taken sentences what states and input gradients look like.
+
+        Taken sentences count the more, the more states there are for each of the D directions.
+        """
+        drawn, taken = self._sample, self.taken
+        part = taken.targets / (taken.targets + drawn.states.shape[1])
+        moment = (1 - part) * _moment(drawn, self.tables.tied)
+        mean = (1 - part) * drawn.states.mean(dim=0)
+        background = (1 - part) * drawn.background / drawn.targets
+        if taken.targets:
+            moment = moment + part * _moment(taken, self.tables.tied)
+            mean = mean + part * taken.states.mean(dim=0)
+            background = background + part * taken.background / taken.targets
+        self._white, self._background = whitener(moment), background
         exact = moment.double()
         ridge = 1e-7 * exact.diagonal().mean() * torch.eye(len(exact), device=exact.device, dtype=exact.dtype)
-        self._mass = torch.linalg.solve(exact + ridge, known.states.mean(dim=0).double()).float()
-        self._size = float((known.states @ self._white).square().mean())
-        self._background = known.background / known.targets
+        self._mass = torch.linalg.solve(exact + ridge, mean.double()).float()
+        self._size = float((torch.cat([drawn.states, taken.states]) @ self._white).square().mean())
 
     def _voted_targets(self) -> float:
         """Return N, by the rows that look like one state of a one-token prefix.
@@ -175,3 +177,14 @@ class Rest:
         good = cosine > EXPLAINED
         if int(good.sum()) >= 3:
             self.targets = float((dot[good] / sent[good].square().sum(dim=1)).median())
+
+
+def _moment(known: SentenceRows, tied: bool) -> Tensor:
+    """Return the second moment (D, D) of states, and of input gradients if tied."""
+    moment = known.states.T @ known.states / known.targets
+    if tied:
+        slopes = torch.cat([rows[:-1] for rows in known.inputs])
+        norms = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        usual = slopes / norms * norms.median()  # a few slopes are many times as long as the others
+        moment = moment + usual.T @ usual / len(usual)
+    return moment
