@@ -55,7 +55,7 @@ def _rows(client: Client, names: list[str], budget: float) -> Iterator[str]:
     load = fmean(tokens_of(snapshots)) / hidden
     for name in names:
         found = [
-            attacked(each, simulator, PluginSpec(name, {}), PluginSpec("none", {}), budget, {}) for each in snapshots
+            attacked(each, simulator, PluginSpec(name=name), PluginSpec(name="none"), budget, {}) for each in snapshots
         ]
         seconds = sum(each.seconds for each in found) / (len(found) * client.batch_size)
         reasons = "; ".join(sorted({each.reason for each in found if each.reason}))

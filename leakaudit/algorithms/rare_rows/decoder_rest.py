@@ -38,7 +38,13 @@ SAME_VOTE = 0.03
 """Relative width of a vote. Our choice."""
 
 EXPLAINED = 0.9998
-"""Cosine between a row and its simulation above which the row tells the number of targets. Our choice: an error of 2 %."""
+"""Cosine between rows and their simulation above which they tell the number of targets. Our choice: an error of 2 % of a row."""
+
+MOST_EXPLAINED = 9
+"""Best explained rows whose median tells the number of targets. Our choice: rare tokens, whose rows have hardly any background."""
+
+TARGETS_ERROR = 0.003
+"""Relative error of the number of targets that is granted. Our choice: one in 300."""
 
 
 class Rest:
@@ -94,6 +100,7 @@ class Rest:
         tokens = in_bag.nonzero().flatten()
         counts = left[tokens] @ self._mass
         noise = STATE_NOISE * self._size + (BACKGROUND_ERROR * background[tokens] @ self._white).square().mean(dim=1)
+        noise += (TARGETS_ERROR * self.taken.head[tokens] @ self._white).square().mean(dim=1)
         if self.tables.tied:  # the gradients at the inputs have no known size
             noise = torch.maximum(noise, square[tokens] - counts.clamp_min(0.0) * self._size)
         return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
@@ -174,9 +181,10 @@ class Rest:
         made, sent = self.taken.head, -self._update
         dot = (made * sent).sum(dim=1)
         cosine = dot / (made.norm(dim=1) * sent.norm(dim=1)).clamp_min(1e-30)
-        good = cosine > EXPLAINED
-        if int(good.sum()) >= 3:
-            self.targets = float((dot[good] / sent[good].square().sum(dim=1)).median())
+        best = cosine.topk(min(MOST_EXPLAINED, len(cosine)))
+        if float(best.values.median()) > EXPLAINED:
+            chosen = best.indices
+            self.targets = float((dot[chosen] / sent[chosen].square().sum(dim=1)).median())
 
 
 def _moment(known: SentenceRows, tied: bool) -> Tensor:
