@@ -9,14 +9,8 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import (
-    PLAIN_PRESETS,
-    PlainMatching,
-    PlainPreset,
-    PlainSettings,
-    check_knobs,
-    reconstruct_by_matching,
-)
+from leakaudit.algorithms.matching.plain import PLAIN_PRESETS, PlainMatching, PlainPreset, PlainSettings
+from leakaudit.algorithms.matching.run import check_knobs, reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 

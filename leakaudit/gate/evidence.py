@@ -174,7 +174,9 @@ class _RuleScope:
 
     @cached_property
     def limited(self) -> set[str]:
-        """Attacks that can read nothing on such steps."""
+        """Attacks that can read nothing on such steps; none for a rule on labels."""
+        if not _about_texts(self.rule, self.results):
+            return set()
         described = self.results.catalogue.attacks
         return {name for name in self.known if (entry := described.get(name)) and entry.token_limit}
 
@@ -258,6 +260,14 @@ def _all_failed(attempts: Sequence[Attempt]) -> bool:
 
 def _about_long_texts(rule: Rule) -> bool:
     return rule.event is not None and EVENTS[rule.event].long_texts
+
+
+def _about_texts(rule: Rule, results: Results) -> bool:
+    """Return whether a rule is about texts and not about labels."""
+    if rule.event is not None:
+        return EVENTS[rule.event].of_texts
+    described = results.catalogue.metrics.get(rule.metric or "")
+    return described is None or described.level != "step"
 
 
 def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:

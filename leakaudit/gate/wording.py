@@ -122,8 +122,8 @@ def _about_limits(finding: Finding) -> list[str]:
         return []
     others = ", ".join(name for name in evidence.attacks if name not in evidence.limited)
     verb = "has" if evidence.beyond == 1 else "have"
-    steps = f"{counted(evidence.beyond, 'step')} without a leak {verb} as many tokens as the hidden size or more."
-    limit = f"{', '.join(evidence.limited)} can say nothing there; what counts is that {others} found no leak."
+    steps = f"{counted(evidence.beyond, 'step')} without such a leak {verb} as many tokens as the hidden size or more."
+    limit = f"{', '.join(evidence.limited)} can say nothing there; what counts is that {others} found none."
     return [steps, f"That is no protection: {limit}"]
 
 

@@ -28,7 +28,7 @@ WAYS: tuple[NextTokenLabels, ...] = ("similar", "joint", "nearest")
 
 
 def _llama(*, tied: bool) -> nn.Module:
-    """Return a LLaMA of two layers and D = 32, with two query heads on one key-value head."""
+    """Return a LLaMA of two layers, D = 32, two query heads and one key-value head."""
     config = tiny.hf.LlamaConfig(
         vocab_size=len(tiny.VOCABULARY), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=tiny.POSITIONS, tie_word_embeddings=tied,
@@ -97,7 +97,7 @@ def test_derivatives_of_embeddings_and_labels_are_finite_differences(how: NextTo
 
 @pytest.mark.parametrize("how", WAYS)
 def test_the_last_token_has_a_gradient_only_through_its_label(how: NextTokenLabels) -> None:
-    """So labels that follow the embeddings, or have logits of their own, tell it; nearest tokens do not."""
+    """So labels that follow embeddings or have logits tell it; nearest tokens do not."""
     seen, true = _seen(_gpt2(tied=True), TEXTS[:1])
     matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), next_tokens=how)
     dummy = matcher.candidates.random(1, tiny.generator())
@@ -140,7 +140,7 @@ def test_labels_are_not_enumerated_and_not_counted_as_classes() -> None:
 
 @pytest.mark.parametrize(("family", "evidence"), [("GPT-2", "positions"), ("LLaMA", "rank")])
 def test_the_length_counts_the_last_token_which_has_no_gradient(family: str, evidence: str) -> None:
-    """A word that stands twice counts twice, where positions are not in the inputs as well."""
+    """A word that stands twice counts twice, with rotary positions as well."""
     seen, true = _seen(MODELS[family](tied=True), ["the dog saw the cat"])
     assert guess_shape(seen.granting(Granted())) == ((len(true[0]),), evidence)
 

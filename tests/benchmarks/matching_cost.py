@@ -100,7 +100,7 @@ BLOCKS, HIDDEN, ROWS, TOKENS = 4, 384, 30522, (8, 16, 28)
 
 
 def compare_decoders(repeats: int) -> None:
-    """Print a row for each length: step and score of each model, and their ratio to the encoder's."""
+    """Print a row for each length: steps, scores and their ratios to the encoder's."""
     print(f"{BLOCKS} blocks, hidden size {HIDDEN}, vocabulary {ROWS}")
     print("| tokens | encoder, two classes: step, score | decoder, head tied: step, score (ratios) | head untied |")
     print("| --- | --- | --- | --- |")

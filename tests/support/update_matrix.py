@@ -82,6 +82,9 @@ def _classifier() -> nn.Module:
 HOSTS: dict[str, Callable[[Kind], Observation]] = {
     "a classifier": lambda kind: _step(kind, _classifier(), tiny.bert_tokenizer(), "classification").observe(),
     "a language model": lambda kind: _step(kind, tiny.gpt2_lm(), tiny.gpt2_tokenizer(), "causal-lm").observe(),
+    "a language model with a head of its own": lambda kind: _step(
+        kind, tiny.gpt2_lm(tied=False), tiny.gpt2_tokenizer(), "causal-lm"
+    ).observe(),
     "a classifier with a wide pooler": lambda kind: _with_wide_pooler(kind),
 }
 """Description -> step of a client on a small model."""

@@ -8,4 +8,4 @@ The package may import `plugins`, `models`, the public half of `client`, and the
 `embedding_rows`, `gradient_estimate`).
 """
 
-__all__ = ["position_rows", "softmax_background", "token_head", "word_bag"]
+__all__ = ["noisy_head", "position_rows", "pruned_head", "softmax_background", "token_head", "word_bag"]

@@ -180,7 +180,7 @@ class CandidateScores:
         inner = torch.zeros(count, device=errors[0].device)
         own, seen = inner.clone(), inner.clone()
         for part, record, error in zip(self._parts, records, errors, strict=True):
-            if part.matrix is None or part.matrix.name not in self._update or error.shape[2] >= self._vocabulary():
+            if part.matrix is None or part.matrix.name not in self._update or error.shape[2] == self._vocabulary():
                 continue
             given, update = tokens_joined(record.given, count), self._update[part.matrix.name]
             aimed = error @ (update.T if part.matrix.input_first else update)  # (N, T, in)

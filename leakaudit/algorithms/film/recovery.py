@@ -39,8 +39,8 @@ from leakaudit.plugins.prior_protocol import Scorer, frame_of
 USED = 0.9
 """Share of the bag's tokens in the guessed sentences after which the search ends, where nothing says how many there are. Our choice."""
 
-MOST = 128
-"""Most sentences where the protocol names no bound: the largest batch of the paper."""
+ROUNDS = 3
+"""Most beam searches where nobody said how many sentences to find; each finds one for every first word. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +182,37 @@ class _Search:
         """Return the sentences with their scores, the best first."""
         beams = budget.part(0.5) if self._reorders else budget
         found: list[Text] = []
-        while not self._enough(found):
+        for _ in range(self._chosen.sentences or ROUNDS):
             new = self._beam(found, beams)
             found += new
-            if not new or beams.exhausted():
+            if not new or beams.exhausted() or self._covered(found):
                 break
-        better = [self._improved(text, rng, budget.part(1 / (len(found) - at))) for at, text in enumerate(found)]
+        kept = self._kept(found)
+        better = [self._improved(text, rng, budget.part(1 / (len(kept) - at))) for at, text in enumerate(kept)]
         return sorted(dict(better).items(), key=lambda pair: pair[1])
 
     @property
     def _reorders(self) -> bool:
         return self._chosen.phrase_steps + self._chosen.token_steps > 0
 
-    def _enough(self, found: Sequence[Text]) -> bool:
-        """Return whether enough sentences are found, or all words are used."""
-        most = self._chosen.sentences or (self._seen.facts.batch_size_bound or MOST) * self._seen.facts.local_steps
-        used = {token for text in found for token in text}
-        spread = not self._chosen.sentences and len(used) >= USED * len(self._bag.tokens)
-        return len(found) >= most or spread
+    def _covered(self, found: Sequence[Text]) -> bool:
+        """Return whether the sentences hold the bag's words, if nobody said how many."""
+        used = {token for text in found for token in text} & set(self._bag.tokens)
+        return not self._chosen.sentences and len(used) >= USED * len(self._bag.tokens)
+
+    def _kept(self, found: Sequence[Text]) -> list[Text]:
+        """Return the best sentences: as many as were asked for, or that bring new words."""
+        if self._chosen.sentences or not found:
+            return list(found[: self._chosen.sentences])
+        score = dict(zip(found, self._score(found), strict=True))
+        bound = self._seen.facts.batch_size_bound
+        kept: list[Text] = []
+        used: set[int] = set()
+        for text in sorted(score, key=score.__getitem__):
+            if len(kept) < bound * self._seen.facts.local_steps if bound else set(text) - used:
+                kept.append(text)
+                used |= set(text)
+        return kept
 
     def _beam(self, before: Sequence[Text], budget: Budget) -> list[Text]:
         """Return the best new text of each group of one beam search."""

@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
 
 def _in_orders(values: Tensor, row: int, orders: Tensor) -> Tensor:
-    """Return (N, B, T, ...) the only candidate's values with one sequence in each order."""
+    """Return (N, B, T, ...) one candidate's values with a sequence in each order."""
     found = values.repeat(len(orders), *[1] * (values.dim() - 1))
     found[:, row, : orders.shape[1]] = values[0, row][orders]
     return found

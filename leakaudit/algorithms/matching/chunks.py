@@ -21,7 +21,9 @@ class Chunks:
         """How often memory ran out, so that the size of a chunk was halved."""
 
     def run(self, candidates: int, function: Callable[[slice], Result]) -> Iterator[Result]:
-        """Yield the function's result for each chunk, given as a slice of the candidates' numbers.
+        """Yield the function's result for each chunk of the candidates.
+
+        The function gets the numbers of a chunk's candidates as a slice.
 
         Raises:
             RuntimeError: the function's error, if it is not about memory, or if a single candidate needs too much memory.

@@ -54,7 +54,10 @@ class KnownTokens:
         return candidates._replace(embeddings=torch.where(self._fixed, self._embeddings, candidates.embeddings))
 
     def _laid_out(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (B, T, 1) whether a token is known, (B, T, D) its embedding, and (B, T) its id or -1."""
+        """Return (B, T, 1) whether a token is known, its embedding, and its id.
+
+        The embedding is (B, T, D). The id is (B, T) int64, and -1 for unknown tokens.
+        """
         shape = (len(self._lengths), max(self._lengths))
         fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self._table.device)
         embeddings = torch.zeros(*shape, self._table.shape[1], device=self._table.device)

@@ -21,6 +21,7 @@ from leakaudit.algorithms.matching.comparison import Comparison
 from leakaudit.algorithms.matching.guessed_labels import Labels, NextTokenLabels, labels_of
 from leakaudit.algorithms.matching.known_tokens import KnownTokens
 from leakaudit.algorithms.matching.learned_masks import LearnedMasks, MaskPlaces
+from leakaudit.algorithms.matching.length_regulariser import LengthRegulariser
 from leakaudit.algorithms.matching.objective import Objective, with_declared_defenses
 from leakaudit.algorithms.matching.position_assignment import position_vectors
 from leakaudit.algorithms.matching.word_table import WordTable
@@ -92,7 +93,6 @@ class Matcher:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
-        self.length_weight = length_weight
         self.words = WordTable(seen, self.lengths, bag=bag)
         self.known = KnownTokens(seen.facts.vocabulary, self.lengths, self.table)
         self.labels: Labels = labels_of(seen, self.lengths, self.words, self.known, next_tokens)
@@ -120,9 +120,7 @@ class Matcher:
         self.candidates = CandidateMaker(
             self.table, self.lengths, self.labels.shape, self.masks, self.gradients.masks, scale
         )
-        self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
-        for row, length in enumerate(self.lengths):
-            self._inside[row, :length] = 1.0
+        self._length_loss = LengthRegulariser(length_weight, self.words.mean_length, self.lengths, self.table.device)
         at_once = CHUNK_TOKENS if seen.facts.task != "causal-lm" else min(CHUNK_TOKENS, CHUNK_LOGITS // len(self.table))
         self.chunks = Chunks(max(1, at_once // sum(self.lengths)))
 
@@ -222,17 +220,9 @@ class Matcher:
         return self.gradients.pairs(self.known.placed(dummy), differentiable=False, tokens=self.candidates.ids(batches))
 
     def certain(self, label_logits: Tensor, candidates: int) -> Tensor:
-        """Return (N, ...) logits with all probability on the likeliest labels of one candidate."""
+        """Return (N, ...) logits that are certain of one candidate's likeliest labels."""
         certain = self.labels.certain(label_logits)
         return certain.expand(candidates, *certain.shape)
-
-    def first_order(self, placed: Candidate) -> Pairs:
-        """Return the gradients of candidates, without a graph.
-
-        Args:
-            placed: candidates with the known tokens at their positions.
-        """
-        return self.gradients.pairs(placed, differentiable=False)
 
     def tokens(
         self, embeddings: Tensor, label_logits: Tensor | None = None
@@ -260,8 +250,8 @@ class Matcher:
 
     def _losses(self, dummy: Candidate) -> Tensor:
         placed = self.known.placed(dummy.detached())
-        losses = self._comparison.losses(self.first_order(placed))
-        if self.length_weight:
+        losses = self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+        if self._length_loss.weight:
             losses = losses + self._length_loss(placed.embeddings).double()
         return losses + self.masks.penalty(dummy.masks) if self.masks.weight else losses
 
@@ -280,7 +270,7 @@ class Matcher:
             chosen = [n for n, tensor in enumerate(made) if tensor.requires_grad]
             outputs = [made[n] for n in chosen]
             weights: list[Tensor | None] = [by_made[n] for n in chosen]
-            if self.length_weight:
+            if self._length_loss.weight:
                 length_loss = self._length_loss(placed.embeddings)
                 losses = losses + length_loss.detach().double()
                 outputs.append(length_loss.sum())
@@ -297,12 +287,3 @@ class Matcher:
             *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
         )
         return losses, derivatives._replace(masks=derivatives.masks * self.masks.learned)
-
-    def _length_loss(self, placed: Tensor) -> Tensor:
-        """Return (N,) the regulariser of embedding lengths (LAMP, L_reg).
-
-        alpha_reg (mean token norm - mean norm of the word embedding's rows)^2.
-        """
-        norms = placed.square().sum(dim=3).clamp_min(1e-12).sqrt() * self._inside[..., 0]  # (N, B, T)
-        mean = norms.sum(dim=(1, 2)) / sum(self.lengths)
-        return self.length_weight * (mean - self.words.mean_length).square()

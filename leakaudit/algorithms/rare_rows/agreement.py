@@ -49,7 +49,7 @@ class Agreement:
         """
         found, exact = torch.zeros(len(drafts)), torch.zeros(len(drafts), dtype=torch.bool)
         for chunk, laid in self.simulator.chunks(drafts):
-            gradients = self.simulator.gradients(self.simulator.inputs(laid), laid.mask).detach()
+            gradients = self.simulator.gradients(self.simulator.inputs(laid), laid).detach()
             each = self._each(gradients, self.row_numbers(laid))
             found[chunk] = each.sum(dim=2).amax(dim=0).cpu()
             exact[chunk] = (each > EXACT).any(dim=2).any(dim=0).cpu()

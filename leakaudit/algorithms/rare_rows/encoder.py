@@ -18,9 +18,11 @@ from torch import Tensor
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, tokens_of, touched_rows
 from leakaudit.algorithms.rare_rows.agreement import Agreement
+from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
+from leakaudit.algorithms.rare_rows.reassignment import assigned_sentences
 from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
 from leakaudit.client.observation import Observation
@@ -43,6 +45,10 @@ Chosen on training sentences: nine of ten sentences end within 4 places after th
 
 FIRST_STEPS, STEPS = 10, 30
 """Steps of the filling for all lengths, and for the best two. Chosen on training sentences; see docs/decisions/rare_rows.md."""
+
+NOISY_GAIN = 0.1
+"""Smallest gain at which groups are merged under dropout, where right sentences agree only in part.
+Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
 POOR = 1.0
 """Quality of a group that is worth completing only if no other group is left. Chosen on training sentences."""
@@ -82,22 +88,44 @@ class EncoderSearch:
     def __post_init__(self) -> None:
         """Read the rows."""
         self.stage = input_stage_of(self.seen.model, self.seen.facts.vocabulary.max_length)
-        self.simulator = SentenceSimulator(self.seen, self.stage)
         self.longest = longest_sentence(self.seen, self.stage)
         touched, _ = touched_rows(self.seen, FALSE_ROWS)
         table = rows_of_tokens(self.seen)
         sums = {word: table[word].double() for word in tokens_of(touched, self.seen)}
         self.rows = Rows.of(sums, {}, self.stage, self.longest)
+        self.simulator = SentenceSimulator(self.seen, self.stage, kept_inputs(self.seen, self.rows, self.stage))
         self.distinct = len(sums)
         self._known: dict[Group, float] = {}
 
     def run(self) -> None:
-        """Find sentences until none is proved any more, or the budget is used up."""
+        """Find sentences until none is proved any more, or the budget is used up.
+
+        With dropout no sentence can be proved, and drafts are all that is found.
+        """
+        if self.simulator.kept:
+            self._drafts_under_dropout()
+            return
         while self.rows.places and not self.budget.exhausted():
             before = len(self.proved)
             self._pass()
             if len(self.proved) == before:
                 return
+
+    def _drafts_under_dropout(self) -> None:
+        agreement = Agreement(self.simulator, self.rows)
+        grouping = Grouping(agreement, self.longest - len(self.simulator.after), self._known, NOISY_GAIN)
+        groups = grouping.groups(self.rows.rare, self.rng, self.budget.part(0.5))
+        starts = [self._lengths(grouping.draft(group)) for group in groups if len(group) > 1]
+        candidates, likely = Candidates.of(agreement), []
+        for turn in range(0, len(starts), AT_ONCE):
+            if self.budget.exhausted():
+                break
+            some = starts[turn : turn + AT_ONCE]
+            filled = fill([draft for many in some for draft in many], agreement, candidates, FIRST_STEPS)
+            likely += [draft for (draft,) in _best_of(some, filled, 1)]
+        for one in assigned_sentences(likely, agreement, self.budget):
+            group = frozenset(word for place, word in one.draft.words.items() if self.rows.places.get(word) == place)
+            self.drafts[group] = Exchanged(one.draft, agreement=one.agreement)
 
     def _pass(self) -> None:
         """Group the rare words and complete every group once."""
@@ -150,7 +178,7 @@ class EncoderSearch:
         """
         own = {place: word for place, word in draft.words.items() if self.rows.places.get(word) == place}
         laid = self.simulator.lay([draft])
-        for gradients in self.simulator.gradients(self.simulator.inputs(laid), laid.mask).detach().double()[:, 0]:
+        for gradients in self.simulator.gradients(self.simulator.inputs(laid), laid).detach().double()[:, 0]:
             for place, word in own.items():
                 row = self.rows.sums[word]
                 scale = float(gradients[place] @ row) / max(float(gradients[place].square().sum()), 1e-300)

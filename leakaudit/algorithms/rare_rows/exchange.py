@@ -231,7 +231,7 @@ def _slopes(agreement: Agreement, laid: Laid, numbers: Tensor) -> tuple[Tensor, 
     simulator = agreement.simulator
     inputs = simulator.inputs(laid).requires_grad_()
     with torch.enable_grad():
-        gradients = simulator.gradients(inputs, laid.mask, differentiable=True)
+        gradients = simulator.gradients(inputs, laid, differentiable=True)
         reached = agreement.of_places(gradients, numbers)
         (slopes,) = torch.autograd.grad(reached.sum(), inputs)
     return slopes.detach(), reached.detach()

@@ -138,7 +138,7 @@ class Filling:
                 torch.softmax(self.logits, dim=1) @ self.vectors
                 + self.simulator.place_vectors[self.laid.places[self.rows, self.columns]],
             )
-            gradients = self.simulator.gradients(inputs, self.laid.mask, differentiable=True)
+            gradients = self.simulator.gradients(inputs, self.laid, differentiable=True)
             reached = self.agreement.of_places(gradients, self.numbers)
             (self.logits.grad,) = torch.autograd.grad(-reached.sum(), self.logits)
         ascent.step()

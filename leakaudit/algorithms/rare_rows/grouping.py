@@ -42,6 +42,8 @@ class Grouping:
     """Place of the closing token while a sentence's length is not known: the largest that is possible."""
     known: dict[Group, float] = field(default_factory=dict)
     """Agreement of every group that was simulated."""
+    least_gain: float = GAIN
+    """Smallest gain at which two groups are merged."""
 
     def groups(self, words: Sequence[int], rng: torch.Generator, budget: Budget) -> list[Group]:
         """Return groups of words that agree together, the best first.
@@ -112,7 +114,7 @@ class Merging:
         (one, other), gain = max(
             self.gains.items(), key=lambda item: item[1], default=((frozenset(), frozenset()), 0.0)
         )
-        if gain < GAIN:
+        if gain < self.grouping.least_gain:
             return False
         self.groups -= {one, other}
         self.gains = {pair: gain for pair, gain in self.gains.items() if one not in pair and other not in pair}

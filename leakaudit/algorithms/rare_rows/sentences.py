@@ -56,21 +56,28 @@ class Laid:
     """(N, T) int64."""
     mask: Tensor
     """(N, T) int64; 0 where there is no token."""
+    kept: Tensor | None = None
+    """(N, T, D): factors of the normalisation's output at each place, where dropout is known."""
 
 
 class SentenceSimulator:
     """Gradients at the places of sentences, each simulated alone.
 
-    Dropout is off, which is the mean of its masks. Places without a word are left out, as if the attention did not see them.
+    Dropout is off, which is the mean of its masks; only masks that rows show are applied. Places without a word are left out, as if the
+    attention did not see them.
     """
 
-    def __init__(self, seen: Observation, stage: InputStage) -> None:
+    def __init__(
+        self, seen: Observation, stage: InputStage, kept: Mapping[tuple[int, int], Tensor] | None = None
+    ) -> None:
         """Keep the model and the vectors of its tokens and places.
 
         Args:
             seen: of a text classifier.
             stage: additive, so that the normalisation's input is a token vector plus a place's vector.
+            kept: (token id, place) -> (D,) factors that dropout put on the normalisation's output there.
         """
+        self.kept = dict(kept or {})
         assert stage.norm_module is not None
         self.model, self.norm = seen.model, stage.norm_module
         self.device = stage.device
@@ -90,7 +97,16 @@ class SentenceSimulator:
             grid[:2, index, : len(row)] = torch.tensor(row).T
             grid[2, index, : len(row)] = 1
         tokens, places, mask = grid.to(self.device)
-        return Laid(tokens, places, mask)
+        return Laid(tokens, places, mask, self._kept(rows, width) if self.kept else None)
+
+    def _kept(self, rows: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
+        """Return (N, T, D): the known factors, 1 elsewhere."""
+        table = torch.ones(len(rows), width, self.token_vectors.shape[1])
+        for index, row in enumerate(rows):
+            for turn, pair in enumerate(row):
+                if pair in self.kept:
+                    table[index, turn] = self.kept[pair]
+        return table.to(self.device)
 
     def _row(self, draft: Draft) -> list[tuple[int, int]]:
         before = [(token, place) for place, token in enumerate(self.before)]
@@ -101,12 +117,12 @@ class SentenceSimulator:
         """Return (N, T, D): the normalisation's inputs of laid drafts."""
         return self.token_vectors[laid.tokens] + self.place_vectors[laid.places]
 
-    def gradients(self, inputs: Tensor, mask: Tensor, *, differentiable: bool = False) -> Tensor:
+    def gradients(self, inputs: Tensor, laid: Laid, *, differentiable: bool = False) -> Tensor:
         """Return the gradients at all places, up to a factor for each sentence.
 
         Args:
             inputs: (N, T, D) inputs of the normalisation.
-            mask: (N, T) attention mask.
+            laid: the drafts, for their attention mask and their known dropout.
             differentiable: keep the graph, so that the result can be differentiated again.
 
         Returns:
@@ -115,7 +131,7 @@ class SentenceSimulator:
         """
         with torch.enable_grad():
             given = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
-            logits = self._logits(given, mask)
+            logits = self._logits(given, laid)
             parts = self._losses(logits)
             found = [
                 torch.autograd.grad(
@@ -135,10 +151,10 @@ class SentenceSimulator:
             ]
         return [(logits[:, -1] - logits[:, 0]).sum() if logits.shape[1] > 1 else logits.sum()]
 
-    def _logits(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        with _normalised_from(self.norm, inputs):
-            logits: Tensor = self.model(input_ids=torch.zeros_like(mask), attention_mask=mask).logits
-        return logits.reshape(len(mask), -1)
+    def _logits(self, inputs: Tensor, laid: Laid) -> Tensor:
+        with _normalised_from(self.norm, inputs, laid.kept):
+            logits: Tensor = self.model(input_ids=torch.zeros_like(laid.mask), attention_mask=laid.mask).logits
+        return logits.reshape(len(laid.mask), -1)
 
     def chunks(self, drafts: Sequence[Draft]) -> Iterator[tuple[list[int], Laid]]:
         """Yield drafts of similar lengths: their indices, and the drafts side by side."""
@@ -153,14 +169,18 @@ class SentenceSimulator:
 
 
 @contextmanager
-def _normalised_from(norm: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Let a normalisation read `inputs` in place of what it is given."""
+def _normalised_from(norm: nn.Module, inputs: Tensor, kept: Tensor | None) -> Iterator[None]:
+    """Let a normalisation read `inputs` in place of what it is given, and multiply its output by `kept`."""
 
     def replaced(_module: nn.Module, _given: Any) -> tuple[Tensor]:
         return (inputs,)
 
-    handle = norm.register_forward_pre_hook(replaced)
+    def dropped(_module: nn.Module, _given: Any, made: Tensor) -> Tensor:
+        return made if kept is None else made * kept
+
+    handles = norm.register_forward_pre_hook(replaced), norm.register_forward_hook(dropped)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

@@ -95,13 +95,17 @@ class StepRows:
     group: Sequence[Adapter]
 
     def evidence(self, typical: Tensor) -> RowEvidence:
-        """Return the rows whose imprecise entries are predicted from the others."""
+        """Return the rows whose imprecise entries are predicted from the precise ones.
+
+        First from those of the same row (`_expected`), then from those of other rows (`row_denoising`).
+        """
         estimate = self.step.estimate
         gradients = [a.down.by_output(estimate.update[a.down.weight]).double() for a in self.group]
         errors = [self._error(a, gradient) for a, gradient in zip(self.group, gradients, strict=True)]
-        scale = typical.square().mean(dim=0).sqrt()
-        scale = scale.clamp_min(1e-6 * float(scale.max()))
-        return RowEvidence(repaired_rows(torch.cat(gradients), torch.cat(errors), scale), typical)
+        usual = typical.T @ typical / len(typical)
+        rows, off = _expected(torch.cat(gradients), torch.cat(errors), usual)
+        scale = usual.diagonal().sqrt()
+        return RowEvidence(repaired_rows(rows, off, scale.clamp_min(1e-6 * float(scale.max()))), typical)
 
     def weights(self, inputs: Tensor) -> Weights | None:
         """Return the weights; rows in the space of known inputs lose nearly all rounding."""
@@ -123,6 +127,26 @@ class StepRows:
         if name in self.step.estimate.error:
             return adapter.down.by_output(self.step.estimate.error[name]).double()
         return torch.full_like(gradient, ROUNDING * float(gradient.square().mean().sqrt()))
+
+
+def _expected(rows: Tensor, errors: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the expectation of rows (F, D) given their imprecise entries, with its errors.
+
+    A row combines inputs, so before it is seen it is normal with the inputs' second moments, up to its size.
+
+    Args:
+        rows: the imprecise rows.
+        errors: (F, D) standard deviation of each entry.
+        usual: (D, D) second moments of the inputs.
+    """
+    means, left = [], []
+    for row, error in zip(rows, errors, strict=True):
+        prior = float(row.square().median() / usual.diagonal().median()) * usual
+        noise = error.square() + (ROUNDING * row.abs().median()).square()
+        gain = torch.linalg.solve(prior + torch.diag(noise), prior)  # (D, D)
+        means.append(row @ gain)
+        left.append((prior.diagonal() - (prior * gain).sum(dim=0)).clamp_min(0.0).sqrt())
+    return torch.stack(means), torch.stack(left).clamp_min(1e-300)
 
 
 def _inverse(inputs: Tensor) -> Tensor | None:

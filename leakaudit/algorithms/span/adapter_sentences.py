@@ -1,4 +1,4 @@
-"""The sentences of a decoder's batch from the rows of its adapters, whose words are known.
+"""The sentences of a decoder's batch from its adapters, if the words are known.
 
 The pursuit of prefixes (`prefix_pursuit`) finds the tree of all prefixes, and `prefix_ends` the sentences that end in it. The whole step is
 then computed again (`resimulation`); only a guess that agrees is proved. (Own derivation.)
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from leakaudit.algorithms.adam_step import AdamStep
 from leakaudit.algorithms.resimulation import Proof, prove
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
-from leakaudit.algorithms.span.adapter_rows import AdapterRows, GradientRows
+from leakaudit.algorithms.span.adapter_rows import AdapterRows, GradientRows, StepRows
 from leakaudit.algorithms.span.prefix_ends import Ends, PrefixEnds
 from leakaudit.algorithms.span.prefix_pursuit import PrefixPursuit, typical_inputs
 from leakaudit.algorithms.span.problem import SpanProblem
@@ -21,9 +22,14 @@ from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Adapter, Tail, adapter_groups, find_tail
 from leakaudit.plugins.attack_protocol import GuessedSequence
+from leakaudit.plugins.budget import Budget
 
 SHARE = 0.9
-"""Share of the time for the search; the rest is for the proof. Our choice."""
+"""Share of the time for the search; the rest is for the ends and the proof. Our choice."""
+
+
+UNTESTED = 0.5
+"""Confidence in a classifier's sentences, whose ends nothing tests but the proof. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,12 @@ class AdapterSentences:
     def of(cls, problem: SpanProblem) -> AdapterSentences | None:
         """Return the parts, or None if the sentences cannot be read.
 
-        They can in a language model with causal attention, without dropout, whose adapters share both updates.
+        They can if attention is causal, nothing is dropped out, and adapters of two layers and more have an update of A.
         """
         seen = problem.seen
         masked = seen.facts.training_mode and any(rate > 0 for rate in seen.facts.dropout.values())
-        if masked or not (seen.whole and problem.anatomy.causal and seen.facts.task == "causal-lm"):
+        known = seen.facts.task in ("causal-lm", "classification")
+        if masked or not (seen.whole and problem.anatomy.causal and known):
             return None
         try:
             every, tail = adapter_groups(seen.model), find_tail(seen.model)
@@ -54,33 +61,42 @@ class AdapterSentences:
         if len(groups) < 2:
             return None
         inputs = AdapterInputs(seen.model, groups)
-        return cls(inputs, tuple(GradientRows.of(seen, group) for group in inputs.groups), tail)
+        step = AdamStep.of(seen)
+        rows: tuple[AdapterRows, ...] = (
+            tuple(GradientRows.of(seen, group) for group in inputs.groups)
+            if step is None
+            else tuple(StepRows(step, group) for group in inputs.groups)
+        )
+        return cls(inputs, rows, tail)
 
-    def found(self, problem: SpanProblem, words: Tensor) -> Ends | None:
+    def found(self, problem: SpanProblem, words: Tensor, budget: Budget) -> Ends | None:
         """Return the sentences of these words, or None if no prefix was found.
 
         Args:
             problem: the observation with its parts.
             words: (W,) token ids.
+            budget: checked between prefixes, and between ends.
         """
         first, longest = problem.seen.facts.vocabulary.starts_with, problem.stage.max_length
         typical = typical_inputs(self.inputs, words, first, longest, problem.rng)
         layers = [rows.evidence(given) for rows, given in zip(self.rows, typical, strict=True)]
         pursuit = PrefixPursuit(self.inputs, layers, words, first, longest)
-        pursuit.run(problem.budget.part(SHARE))
+        pursuit.run(budget.part(SHARE))
         if not pursuit.prefixes:
             return None
         ends = PrefixEnds(problem.seen, self.inputs, self.rows, self.tail, pursuit.prefixes)
-        found = ends.sentences(problem.budget)
+        if problem.seen.facts.task == "classification":  # the last token is an input, too
+            return Ends(ends.leaves, UNTESTED)
+        found = ends.sentences(budget)
         return found if found.sentences else None
 
 
 def shared_adapters(seen: Observation, group: Sequence[Adapter]) -> tuple[Adapter, ...]:
-    """Return the adapters of a group with an update of A that is not zero."""
+    """Return the adapters of a group whose A has an update."""
     return tuple(a for a in group if a.down.weight in seen.update and bool(seen.update[a.down.weight].any()))
 
 
 def proved(problem: SpanProblem, ends: Ends) -> Proof:
-    """Return the sentences, marked as proved if the step that they claim is the observed one."""
+    """Return the sentences, marked as proved if their step is the observed one."""
     confidence = min(ends.cosine, 0.99)
     return prove(problem.seen, [GuessedSequence(ids, confidence) for ids in ends.sentences], problem.budget)

@@ -93,7 +93,7 @@ class PrefixEnds:
         """Compute the gradients at all prefixes.
 
         Args:
-            seen: the observation of a language model.
+            seen: the observation.
             inputs: computes inputs of the groups of adapters.
             rows: of each group.
             tail: names the head.
@@ -127,8 +127,13 @@ class PrefixEnds:
             prefix for prefix, errors in zip(self._prefixes, size, strict=True) if prefix in leaves and errors < PRESENT
         }
 
+    @property
+    def leaves(self) -> tuple[Tokens, ...]:
+        """The prefixes with a gradient that no other one continues."""
+        return self._leaves
+
     def sentences(self, budget: Budget) -> Ends:
-        """Return the sentences; none if no layer gives the gradients."""
+        """Return a language model's sentences; none if no layer gives the gradients."""
         found: list[Tokens] = []
         least, unit, left = 1.0, 0.0, self._gradients
         for _ in range(ROUNDS if self._adapters else 0):
@@ -224,7 +229,7 @@ class PrefixEnds:
         return logits[0, -1]
 
     def _simulated(self, sentences: Sequence[Tokens]) -> Tensor:
-        """Return (N, M) float64: gradients of the sentences' summed loss at the prefixes."""
+        """Return (N, M) float64: gradients of sentences' loss at the prefixes."""
         ids, mask = padded_batch(self._seen, sentences)
         with self._watched() as outputs, torch.enable_grad():
             scores = self._seen.model(input_ids=ids, attention_mask=mask).logits.log_softmax(dim=-1)

@@ -112,7 +112,7 @@ class PrefixPursuit:
         self._open_behind(first)
 
     def run(self, budget: Budget) -> bool:
-        """Take prefixes until none adds evidence; return whether the search came to its end."""
+        """Take prefixes until none adds evidence; return whether that was reached."""
         while not budget.exhausted():
             gain = self._gain()
             best = int(gain.argmax())

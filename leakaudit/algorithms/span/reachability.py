@@ -107,7 +107,9 @@ def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
 
 
 def prefixes_of_words(words: Iterable[int], vocabulary: int) -> PairReach:
-    """Return what a reader of a language model that makes prefixes of known words could have recovered.
+    """Return what a reader that makes prefixes of known words could have recovered.
+
+    The last token of a sequence is no input of a language model's loss, so it may be any token.
 
     Args:
         words: the words that it tried.

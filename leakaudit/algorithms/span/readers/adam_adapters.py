@@ -18,11 +18,12 @@ from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
-from leakaudit.algorithms.span.adapter_search import Found, SentenceSearch
+from leakaudit.algorithms.span.adapter_search import NEARLY, Found, SentenceSearch
+from leakaudit.algorithms.span.adapter_sentences import AdapterSentences, proved
 from leakaudit.algorithms.span.adapter_words import BatchWords, words_of
 from leakaudit.algorithms.span.matching_pursuit import word_weights
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
-from leakaudit.algorithms.span.reachability import PairReach
+from leakaudit.algorithms.span.reachability import PairReach, prefixes_of_words
 from leakaudit.algorithms.span.row_denoising import RepairedRows, repaired_rows
 from leakaudit.algorithms.span.row_evidence import Explained, RowEvidence
 from leakaudit.client.observation import Observation
@@ -45,6 +46,9 @@ MORE_POSITIONS = 24
 PRESENT = 8.0
 """Weight of a word or position that is present, as a multiple of the weight of unused positions.
 Chosen on training texts: present ones weigh ten times as much and more."""
+
+PURSUIT = 0.5
+"""Share of the time for the pursuit of prefixes; the rest is for the search by gradients. Our choice."""
 
 SHARE = 0.9
 """Share of the time for the search; the rest is for the proof. Our choice."""
@@ -86,6 +90,9 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     words = words_of(problem.stage, rows[0], problem.budget.part(SHARE / 2))
     if not words.certain:
         return Reconstruction(sequences=())
+    known = _by_prefixes(problem, words)
+    if known is not None:
+        return known
     layers = [RowEvidence(found, given) for found, given in zip(rows, typical, strict=True)]
     search = SentenceSearch(
         seen=estimate,
@@ -100,6 +107,27 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     )
     alone = _by_positions(problem, words.certain, search)
     return _reconstruction(problem, words, [alone] if alone is not None else _sentences(search))
+
+
+def _by_prefixes(problem: SpanProblem, words: BatchWords) -> Reconstruction | None:
+    """Return the sentences that the pursuit of prefixes finds, or None if they are not proved."""
+    parts = AdapterSentences.of(problem)
+    known = torch.tensor(words.certain, device=problem.stage.device)
+    ends = None if parts is None else parts.found(problem, known, problem.budget.part(PURSUIT))
+    if ends is None or ends.cosine < NEARLY:
+        return None
+    proof = proved(problem, ends)
+    if not all(sequence.proved for sequence in proof.sequences):
+        return None
+    return Reconstruction(
+        sequences=proof.sequences,
+        diagnostics={"words": float(len(words.certain)), "cosine": ends.cosine} | proof.diagnostics,
+        reach=_reach(problem, words),
+    )
+
+
+def _reach(problem: SpanProblem, words: BatchWords) -> PairReach:
+    return prefixes_of_words((*words.certain, *words.spare), problem.stage.vocabulary)
 
 
 def _by_positions(problem: SpanProblem, words: Sequence[int], search: SentenceSearch) -> Found | None:
@@ -170,14 +198,7 @@ def _proved(problem: SpanProblem, sentences: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _reconstruction(problem: SpanProblem, words: BatchWords, found: list[Found]) -> Reconstruction:
-    stage = problem.stage
-    reach = PairReach(
-        frozenset((word, 0) for word in (*words.certain, *words.spare)),
-        lambda _: None,
-        position_free=True,
-        silent_last=True,
-        last=frozenset(range(stage.vocabulary)),
-    )
+    reach = _reach(problem, words)
     diagnostics = {"words": float(len(words.certain))}
     if not found:
         return Reconstruction(tokens=words.certain, diagnostics=diagnostics, reach=reach)

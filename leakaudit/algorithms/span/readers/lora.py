@@ -112,9 +112,9 @@ def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Re
 
 # ---------------------------------------------------------------------- decoders
 def _read_prefixes(problem: SpanProblem, parts: AdapterSentences, rows: Tensor) -> Reconstruction | None:
-    """Return the sentences of a language model's batch, or None if no sentence was found."""
+    """Return the sentences of a decoder's batch, or None if none was found."""
     words = _words(problem, rows)
-    ends = None if words is None else parts.found(problem, words.tokens)
+    ends = None if words is None else parts.found(problem, words.tokens, problem.budget)
     if words is None or ends is None:
         return None
     proof = proved(problem, ends)
@@ -123,8 +123,11 @@ def _read_prefixes(problem: SpanProblem, parts: AdapterSentences, rows: Tensor) 
     return Reconstruction(
         sequences=proof.sequences,
         tokens=None if all_proved else tuple(named),
+        label_counts=proof.label_counts,
         diagnostics={"words": float(len(named)), "rows": float(len(rows)), "cosine": ends.cosine} | proof.diagnostics,
-        reach=prefixes_of_words(named, problem.stage.vocabulary),
+        reach=prefixes_of_words(named, problem.stage.vocabulary)
+        if problem.seen.facts.task == "causal-lm"
+        else bag_of_words_reach(named),
     )
 
 
