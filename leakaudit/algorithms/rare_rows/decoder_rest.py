@@ -60,6 +60,7 @@ class Rest:
         self.head = seen.model.get_parameter(tables.head).detach().float()  # (V, D)
         self._update = seen.update[tables.head].float()
         self.taken = rows_of(seen, [], tables)
+        self._tokens_taken = torch.zeros(0, dtype=torch.long)
         samples = self._drawn(rng)
         self.typical = TypicalStates(seen.model, samples)
         self._learn(rows_of(seen, samples.tolist(), tables))
@@ -79,6 +80,7 @@ class Rest:
     def take(self, sentences: list[tuple[int, ...]]) -> None:
         """Take out these sentences and no others, and learn from them."""
         self.taken = rows_of(self.seen, sentences, self.tables)
+        self._tokens_taken = torch.tensor(sorted({t for one in sentences for t in one}), dtype=torch.long)
         if self.taken.targets >= FEW_TARGETS:
             self._learn(self.taken)
         self._refine_targets()
@@ -90,12 +92,18 @@ class Rest:
         left = background - self.targets * self._update - self.taken.head
         white = left @ self._white  # (V, D)
         square = white.square().mean(dim=1)
-        tokens = (square > IN_BAG).nonzero().flatten()
+        in_bag = square > IN_BAG
+        in_bag[self._tokens_taken] = True
+        tokens = in_bag.nonzero().flatten()
         counts = left[tokens] @ self._mass
         noise = STATE_NOISE * self._size + (BACKGROUND_ERROR * background[tokens] @ self._white).square().mean(dim=1)
         if self.tables.tied:  # the gradients at the inputs have no known size
             noise = torch.maximum(noise, square[tokens] - counts.clamp_min(0.0) * self._size)
         return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
+
+    def unexplained(self) -> float:
+        """Return the square of what the taken sentences leave of the update's rows, times N."""
+        return float((self.targets * self._update + self.taken.head).square().sum())
 
     def agreement(self) -> Tensor:
         """Return (V,) the relative error with which the taken sentences explain rows.
@@ -132,7 +140,9 @@ class Rest:
         moment = known.states.T @ known.states / known.targets
         if self.tables.tied:
             slopes = torch.cat([rows[:-1] for rows in known.inputs])
-            moment = moment + slopes.T @ slopes / len(slopes)
+            norms = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            usual = slopes / norms * norms.median()  # a few slopes are many times as long as the others
+            moment = moment + usual.T @ usual / len(usual)
         self._white = whitener(moment)
         exact = moment.double()
         ridge = 1e-7 * exact.diagonal().mean() * torch.eye(len(exact), device=exact.device, dtype=exact.dtype)
