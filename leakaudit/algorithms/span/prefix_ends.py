@@ -211,7 +211,7 @@ class PrefixEnds:
         last = features[-1][0, -1]  # (H,)
         eye = torch.eye(len(last), dtype=last.dtype, device=last.device)
         slopes = torch.autograd.grad(last, self._in_order(outputs), eye, is_grads_batched=True)
-        weight: Tensor = head.weight.detach()  # type: ignore[assignment, operator]
+        weight: Tensor = head.weight.detach()  # type: ignore[operator]
         moved = weight @ torch.cat([slope.flatten(1) for slope in slopes], dim=1)  # (V, M)
         return (logits.detach().softmax(dim=0) @ moved - moved).double()
 

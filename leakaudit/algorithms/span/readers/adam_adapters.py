@@ -1,8 +1,8 @@
 """Reader for adapters of a decoder after one step of Adam from zero moments.
 
 The step is inverted (`gradient_estimate`), which leaves entries with very unequal errors, so the rows of A's gradient are repaired first
-(`row_denoising`). Their row space gives the words (`adapter_words`). Sentences grow from these words by the inputs of all layers and by
-their own gradients (`adapter_search`), one after the other, until one more does not explain more. The step is computed again from them
+(`row_denoising`). Their row space gives the words (`adapter_words`), and a pursuit of prefixes the sentences (`adapter_sentences`). If these
+are not proved, sentences grow from the words by the inputs of all layers and by their own gradients (`adapter_search`), one after the other, until one more does not explain more. The step is computed again from them
 (`resimulation`); only a guess that agrees is proved. (Own derivation.)
 """
 
