@@ -196,10 +196,12 @@ def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
 
 
 attacks: Registry[Any] = Registry(
-    "attack", "leakaudit.attacks", {"needs": "everything", "reads": "gradient", "blind": False}
+    "attack", "leakaudit.attacks", {"needs": "everything", "reads": "gradient", "blind": False, "token_limit": False}
 )
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
-metrics: Registry[Any] = Registry("metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False})
+metrics: Registry[Any] = Registry(
+    "metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False, "missing_because": ""}
+)
 priors: Registry[Any] = Registry("prior", "leakaudit.priors")
 
 _REGISTRIES = (attacks, defenses, metrics, priors)

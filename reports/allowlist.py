@@ -55,6 +55,10 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "batch_size",
             "update",
             "declared_defenses",
+            "tokens",
+            "embeddings",
+            "head",
+            "adapters_rank",
         }
     ),
     scores.StepRecord: frozenset(
@@ -71,6 +75,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "shipped_defense",
             "sent",
             "n_sentences",
+            "beyond_hidden",
         }
     ),
     scores.Verification: frozenset(
@@ -92,6 +97,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "events",
             "sequences",
             "scores",
+            "guess_perplexity",
             "reachable_tokens",
             "reachable_sequences",
         }
@@ -119,6 +125,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "steps",
             "sequences",
             "scores",
+            "texts_found",
+            "guess_perplexity",
             "seconds_per_step",
             "status_counts",
             "reachable_tokens",
@@ -126,7 +134,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
         }
     ),
     scores.Catalogue: frozenset({"attacks", "defenses", "metrics"}),
-    scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model"}),
+    scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model", "token_limit"}),
     scores.PluginEntry: frozenset({"label", "meaning", "source"}),
     scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
     scores.Controls: frozenset({"positive", "negative"}),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import EvidencePolicy
-from leakaudit.gate.wording import percent
-from leakaudit.reports.measures import means_of
+from leakaudit.gate.wording import number, percent
+from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.wording import OUTCOMES
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import AS_SENT, seen_under, shipped_column
-from leakaudit.results.recovery import Severity, severity
+from leakaudit.results.recovery import FOUND, Severity, severity
 from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
 from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
@@ -128,14 +128,19 @@ def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
 def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
     """Return a line on the steps out of time, with the share recovered until then."""
     on = f"out of time on {late} of {counted(steps, 'step')}"
-    recall = pooled(a.scores.get("token_recall") for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED)
-    return on if recall is None else f"{on}; until then {percent(recall)} of the tokens came back"
+    stopped = [a for a in attempts if a.status is AttemptStatus.BUDGET_EXHAUSTED]
+    recall, precision = (pooled(a.scores.get(name) for a in stopped) for name in ("token_recall", "token_precision"))
+    if recall is None:
+        return on
+    right = "" if precision is None else f", and {percent(precision)} of the guess is right"
+    return f"{on}; until then {percent(recall)} of the tokens came back{right}"
 
 
 def _measure_lines(attempts: Sequence[Attempt], catalogue: Catalogue) -> list[str]:
     """Return lines with means, and a note if an attack cannot show word order."""
     means = means_of(attempts, catalogue)
     lines = ["mean " + ", ".join(means)] if means else []
+    lines += [f"{found} (ROUGE-L above {number(FOUND)})"] if (found := found_in(attempts)) else []
     scored = {name for a in attempts for name, found in a.scores.items() if isinstance(found, Score)}
     unordered = all(s.exact is None for a in attempts for s in a.sequences)
     if "token_recall" in scored and "rougeL" not in scored and unordered:

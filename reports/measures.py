@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.gate.wording import number, percent
-from leakaudit.results.schema import Attempt, Catalogue, SequenceScore
+from leakaudit.results.schema import Attempt, Catalogue, Score, SequenceScore
 from leakaudit.results.short_outputs import about_labels, in_cells
-from leakaudit.results.summary import pooled
+from leakaudit.results.summary import pooled, texts_found
+from leakaudit.results.wording import counted
 
-_SHARES = ("token_recall", "token_precision", "masked_token_recall", "longest_run")
-"""Metrics that are shares of tokens. They are written as percentages, and come first in the scores of a text."""
+_SHARES = ("token_recall", "token_precision", "nerr", "masked_token_recall", "longest_run")
+"""Metrics that are shares of tokens or of named entities. They are written as percentages, and come first in the scores of a text."""
 
 
 def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: bool = True) -> list[str]:
@@ -33,13 +34,25 @@ def means_of(attempts: Sequence[Attempt], catalogue: Catalogue, *, in_per_cent: 
     ]
 
 
+def found_in(attempts: Sequence[Attempt]) -> str:
+    """Return how many texts were found, such as `1 of 128 texts found`.
+
+    Empty if no attempt guessed a text.
+    """
+    found = texts_found(attempts)
+    if found is None:
+        return ""
+    scored = [score for a in attempts if isinstance(score := a.scores.get("sentences_found"), Score)]
+    return f"{found:,} of {counted(sum(score.n for score in scored), 'text')} found"
+
+
 def scores_of(found: SequenceScore, catalogue: Catalogue) -> list[str]:
     """Return every score of one text, such as `ROUGE-L 0.44`.
 
-    `exact` is left out, because the report says it in words.
+    `exact` is left out, because the report says it in words, and `sentences_found`, because ROUGE-L says it.
     """
     names = dict.fromkeys([*_SHARES, *sorted(found.scores)])
-    hidden = {"exact", *(["longest_run"] if found.exact else [])}
+    hidden = {"exact", "sentences_found", *(["longest_run"] if found.exact else [])}
     return [
         f"{catalogue.metric_label(name)} {_written(name, found.scores[name])}"
         for name in names

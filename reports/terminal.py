@@ -17,7 +17,7 @@ from leakaudit.errors import ResultsError
 from leakaudit.gate.verdict import RuleVerdict, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.measures import means_of
+from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.wording import MEANINGS
 from leakaudit.results.as_sent import shipped_column
@@ -134,7 +134,8 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
     counts = [*_step_counts(results, finished), *([f"{late} out of time"] if late else [])]
-    measured = plain(", ".join(means_of(finished, results.catalogue, in_per_cent=False)))
+    means = means_of(finished, results.catalogue, in_per_cent=False)
+    measured = plain(", ".join(filter(None, [*means, found_in(finished)])))
     return _Cell(plain(found.state), ", ".join(counts), measured)
 
 

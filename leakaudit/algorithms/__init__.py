@@ -5,6 +5,8 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 
 - `span`: exact recovery by linear algebra. Its `__init__` describes the steps.
 - `matching`: search for the batch whose gradient matches the update.
+- `film`: sentences that a language model writes with the words of the batch.
+- `bag`: the words of the batch, from the rows of tables.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
 - `adam_step`: guesses compared with the first step of Adam.
@@ -17,7 +19,9 @@ An algorithm never sees `Truth`, the client's step, stored snapshots or another 
 __all__ = [
     "above_noise",
     "adam_step",
+    "bag",
     "embedding_rows",
+    "film",
     "gradient_estimate",
     "labels",
     "language_models",

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import PlainMatching, reconstruct_by_matching
+from leakaudit.algorithms.matching.plain import PlainMatching
+from leakaudit.algorithms.matching.run import reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 

@@ -7,13 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.embedding_rows import (
-    FALSE_ROWS,
-    can_read_rows,
-    holds_earlier_rounds,
-    tokens_of,
-    touched_rows,
-)
+from leakaudit.algorithms.bag.word_bag import can_read_bag, word_bag
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, holds_earlier_rounds
 from leakaudit.plugins import (
     FALSE_EVENTS,
     Applicability,
@@ -30,10 +25,14 @@ from leakaudit.plugins import (
 @attack("embedding-rows")
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """Bag of tokens: the rows of the word embedding (V, D) that received any update.
+    """Bag of tokens: the rows of the word embedding (V, D) that the batch touched.
 
     A row enters the forward pass only if its token is in the batch, so every other row's gradient is exactly 0. The
-    rows give neither the order of words nor how often each occurs. Pruning can only hide rows, never add any.
+    rows give neither the order of words nor how often each occurs. Pruning can only hide rows, never add any. Tokens that a language
+    model only predicted, such as the last ones of texts, have no such row; the rows of a shared head show them.
+
+    If the word embedding is tied to an output head, the softmax changes all V rows. Then the attack takes the rows that do not look like the
+    softmax's share (see `leakaudit.algorithms.bag.softmax_background`).
 
     Under noise every row is non-zero. If no row is zero, or if noise is declared, the attack takes the rows that hold
     more than noise alone explains (see `leakaudit.algorithms.above_noise`). It does not need to know the kind of noise,
@@ -42,12 +41,10 @@ class EmbeddingRows:
     It reads the difference of weights of every optimizer after any number of local steps: a row without a gradient moves by
     weight decay alone, which is known and taken out. If the optimizer kept its moments, the rows of earlier rounds' words
     move, too, and are named; the diagnostic `earlier_rounds` is then 1.
-
-    It does not apply to an embedding tied to an output head, whose softmax changes all V rows.
     """
 
     false_rows: float = FALSE_ROWS
-    """Under noise: how many of the V rows may be named by chance, if other rows are above the noise.
+    """How many of the V rows may be named by chance, under noise or in a tied table.
     Our choice: one wrong word. With noise alone, 99 of 100 tables name no row."""
 
     label: ClassVar[str] = "embedding rows"
@@ -55,11 +52,9 @@ class EmbeddingRows:
     goal: ClassVar[Goal] = "words"
     reads: ClassVar[Reads] = "update"
     needs: ClassVar[Needs] = "named parts"
-    source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2)"
+    source: ClassVar[str] = "Melis et al. 2019; first stage of FILM (Gupta et al. 2022, Sec. 4.2); tied tables: own"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
-    threat_model: ClassVar[str] = (
-        "Sees one client's update; the word embedding is trained and not tied to an output head."
-    )
+    threat_model: ClassVar[str] = "Sees one client's update; the word embedding is trained."
 
     def __post_init__(self) -> None:
         """Refuse a number of rows that is not positive: it has no quantile."""
@@ -67,11 +62,11 @@ class EmbeddingRows:
             raise ValueError(f"false_rows must be above 0, got {self.false_rows}")
 
     def applies(self, seen: Observation) -> Applicability:
-        """Say whether the word embedding's update is shared and depends on inputs alone."""
-        return can_read_rows(seen)
+        """Say whether the word embedding's update is shared and shows the words."""
+        return can_read_bag(seen)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Return the tokens without special ones, in ascending order of ids."""
-        touched, noise = touched_rows(seen, self.false_rows)
-        facts = {"rows": float(touched.sum()), "noise": noise, "earlier_rounds": float(holds_earlier_rounds(seen))}
-        return Reconstruction(tokens=tokens_of(touched, seen), diagnostics=facts)
+        bag = word_bag(seen, self.false_rows)
+        facts = {"rows": float(len(bag)), "noise": bag.noise, "earlier_rounds": float(holds_earlier_rounds(seen))}
+        return Reconstruction(tokens=tuple(bag.tokens.tolist()), diagnostics=facts)

@@ -37,11 +37,12 @@ class Span:
     goal: ClassVar[Goal] = "text"
     reads: ClassVar[Reads] = "update"
     needs: ClassVar[Needs] = "named parts"
+    token_limit: ClassVar[bool] = True
     false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = "Petrov et al., DAGER, NeurIPS 2024, Sec. 4; dropout, assembly and proof: own derivation"
     threat_model: ClassVar[str] = (
-        "sees the update of one block's query, key and value layers and the public weights; works while the batch has fewer "
-        "tokens than the hidden size; needs no labels, lengths, batch size or embedding update"
+        "sees the update of one block's query, key and value layers and the public weights; needs no labels, lengths, batch size "
+        "or embedding update; says nothing about steps with as many tokens as the hidden size, which other attacks read"
     )
 
     candidates: int = CANDIDATES

@@ -9,14 +9,8 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import (
-    PLAIN_PRESETS,
-    PlainMatching,
-    PlainPreset,
-    PlainSettings,
-    check_knobs,
-    reconstruct_by_matching,
-)
+from leakaudit.algorithms.matching.plain import PLAIN_PRESETS, PlainMatching, PlainPreset, PlainSettings
+from leakaudit.algorithms.matching.run import check_knobs, reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
@@ -33,6 +27,9 @@ class Tag(PlainMatching):
     The shape of the batch is guessed, unless it is granted (`batch_shape`): the number of sequences, their lengths,
     and the tokens that the tokenizer adds to every text, which stay fixed. Labels are optimised together with the
     embeddings or enumerated.
+
+    Of a causal language model the labels are the text itself, one place earlier. Those of embeddings are optimised at every place
+    in `preset=paper`, and follow the embeddings in the default (`next_tokens`).
 
     Unless `aware` is off, declared pruning is filled in, declared noise is removed, and under declared clipping both
     gradients are compared at the same length. Dropout is not modelled: against a step in training mode the gradient

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
+from leakaudit.algorithms.bag.token_head import find_token_head
 from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
 from leakaudit.algorithms.gradient_estimate import divisor_of, only_bounded, rounding_of_update
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
@@ -90,7 +91,7 @@ class TargetTokens:
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the model has a shared head over its vocabulary."""
         try:
-            _token_head(seen)
+            find_token_head(seen)
         except AnatomyError as error:
             return not_applicable(str(error))
         return APPLIES
@@ -101,7 +102,7 @@ class TargetTokens:
         Raises:
             AnatomyError: there is no such head.
         """
-        head, name = _token_head(seen)
+        head, name = find_token_head(seen)
         features, probabilities = _neutral(seen, head, rng)
         rows = seen.update[name].double()  # (V, D)
         mean = features.mean(dim=0)  # (D,)
@@ -139,25 +140,6 @@ def _rounding(seen: Observation, name: str, direction: Tensor) -> Tensor:
         return torch.zeros(len(seen.update[name]), dtype=torch.float64, device=direction.device)
     certain = error.double() * ~only_bounded(seen, name)
     return (certain.square() @ direction.square()).sqrt()
-
-
-def _token_head(seen: Observation) -> tuple[nn.Linear, str]:
-    """Return the head and the name under which its update is shared.
-
-    Raises:
-        AnatomyError: the task has no target tokens, there is no head, or it is frozen.
-    """
-    if seen.facts.task not in ("causal-lm", "masked-lm"):
-        raise AnatomyError(f"target tokens are what a language model predicts; this task is {seen.facts.task}")
-    size = seen.facts.vocabulary.size
-    heads = [module for module in seen.model.modules() if isinstance(module, nn.Linear) and module.out_features == size]
-    if not heads:
-        raise AnatomyError(f"looked for a linear layer with {size} outputs, one for each token, and found none")
-    names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
-    name = names[id(heads[-1].weight)]
-    if name not in seen.update:
-        raise AnatomyError(f"the head {name!r} is frozen or its update is not shared")
-    return heads[-1], name
 
 
 def _neutral(seen: Observation, head: nn.Linear, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from leakaudit.algorithms.gradient_estimate import as_gradient
+from leakaudit.audit.entity_tagger import entity_tagger
 from leakaudit.audit.entries import AttemptId, EntryBuilder, Finished
+from leakaudit.audit.perplexity import guess_perplexity
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
-from leakaudit.audit.scoring.score import Scored, score, with_similarity
+from leakaudit.audit.scoring.score import Scored, Tagger, score, with_similarity
 from leakaudit.audit.step_record import texts_of
 from leakaudit.client.observation import Observation
 from leakaudit.client.truth import Truth
@@ -40,6 +43,15 @@ class Scorer:
     tokenizer: Any
     """Decodes token ids."""
 
+    @cached_property
+    def tagger(self) -> Tagger | None:
+        """The entity tagger that the configuration names; None if it names none.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        return None if self.config.entity_tagger is None else entity_tagger(self.config.entity_tagger)
+
     def score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
         """Return the scores of a guess.
 
@@ -59,6 +71,8 @@ class Scorer:
             seen.facts.vocabulary.wordless_ids,
             self.config.min_tokens,
             [text.masked for text in truth.texts()] if texts else None,
+            truth.entities() if texts else None,
+            self.tagger,
         )
         likeness = self.config.sentence_model
         return scored if likeness is None else with_similarity(scored, SemanticSimilarity(likeness))
@@ -111,6 +125,7 @@ class AttemptRunner:
             reached=_reached(guess, truth, seen),
             granted=(*seen.facts.granted.names(), *getattr(attack, "grants", ())),
             seconds=seconds,
+            perplexity=guess_perplexity(guess, _prior_of(attack), seen),
             on_gpu=next(seen.model.parameters()).device.type == "cuda",
         )
         return self.entries.finished(attempt, found)
@@ -118,6 +133,11 @@ class AttemptRunner:
     def _not_applicable(self, attempt: AttemptId, attack: Attack, reason: str, start: float) -> JournalEntry:
         shown = public_reason(reason, attack)
         return self.entries.failed(attempt, AttemptStatus.NOT_APPLICABLE, shown, time.perf_counter() - start)
+
+
+def _prior_of(attack: Attack) -> object:
+    """Return the prior that an attack uses, None if it uses none."""
+    return getattr(attack, "language_model", getattr(attack, "prior", None))
 
 
 def readable(attack: Attack, seen: Observation) -> tuple[Observation, Applicability]:

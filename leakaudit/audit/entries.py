@@ -14,7 +14,8 @@ from leakaudit.audit.step_record import bucket
 from leakaudit.config.audit import AuditConfig
 from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
-from leakaudit.results.schema import Attempt, AttemptStatus, SequenceScore, TextMode
+from leakaudit.results.recovery import LEAST_SHARE
+from leakaudit.results.schema import Attempt, AttemptStatus, Missing, SequenceScore, TextMode
 
 
 class AttemptId(NamedTuple):
@@ -38,6 +39,8 @@ class Finished(NamedTuple):
     """What the attack was granted beyond the update."""
     seconds: float
     on_gpu: bool
+    perplexity: float | Missing | None = None
+    """Of the guessed texts; None if no text was guessed."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class EntryBuilder:
             sequences=tuple(self._sequence(attempt.step, i, one, reach) for i, (one, reach) in enumerate(both)),
             scores=dict(scored.scores),
             facts={name: float(value) for name, value in guess.diagnostics.items() if abs(float(value)) < float("inf")},
+            guess_perplexity=found.perplexity,
             reachable_tokens=reached.tokens,
             reachable_sequences=reached.sequences,
         )
@@ -123,9 +127,11 @@ class EntryBuilder:
     def _strip(self, found: ScoredSequence) -> str | None:
         """Return which parts of a sequence were recovered.
 
-        None in text mode hash, which hides these parts, and if the attack guessed no text.
+        None in text mode hash, which hides these parts, if the attack guessed no text, and for a bag of words that are mostly wrong: a bag
+        of the whole vocabulary would show every text as recovered.
         """
-        guessed = found.guess_pattern is not None or found.numbers.get("token_recall") is not None
+        in_bag = found.numbers.get("token_recall") is not None and _mostly_right(found)
+        guessed = found.guess_pattern is not None or in_bag
         return strip(found.true_pattern) if guessed and self.config.text is not TextMode.HASH else None
 
     def _sample(self, attempt: AttemptId, scored: SequenceScore, found: ScoredSequence) -> Sample:
@@ -143,6 +149,10 @@ class EntryBuilder:
 
     def _display(self, ids: Iterable[int]) -> tuple[str, ...]:
         return tuple(str(token) for token in self.tokenizer.convert_ids_to_tokens(list(ids)))
+
+
+def _mostly_right(found: ScoredSequence) -> bool:
+    return (found.numbers.get("token_precision") or 0.0) >= LEAST_SHARE
 
 
 def _label_sample(attempt: AttemptId, scored: Scored) -> LabelSample | None:

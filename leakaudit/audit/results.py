@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from leakaudit.results.schema import (
     Overhead,
     Results,
     RunInfo,
+    StepRecord,
     TextMode,
     ThreatModel,
 )
@@ -134,8 +136,8 @@ class ResultsBuilder:
         return Coverage(
             not_tested=tuple(NotTested(what=what, why=why) for what, why in not_tested),
             not_run=tuple(
-                NotTested(what=name, why="known to the tool, not in this battery")
-                for name in attack_registry.names()
+                NotTested(what=name, why=_why_to_run(kind, saved.steps))
+                for name, kind in attack_registry
                 if name not in ran
             ),
             audited_steps=len(saved.steps),
@@ -149,6 +151,13 @@ def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> Threat
         return ThreatModel(granted=granted)
     adversary = f"an active server, which changed the model before it sent it out ({server.label})"
     return ThreatModel(adversary=adversary, sees="one client's update of the changed model", granted=granted)
+
+
+def _why_to_run(attack: Any, steps: Sequence[StepRecord]) -> str:
+    """Say what an attack outside the battery might have added."""
+    said = "known to the tool, not in this battery"
+    more = attack.goal != "labels" and not attack.token_limit and any(step.beyond_hidden for step in steps)
+    return f"{said}; it does not end where a step has as many tokens as the hidden size" if more else said
 
 
 def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
 
 from leakaudit.audit.state import step_id_of
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.truth import Truth
+from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
+from leakaudit.models.structure import find_output_head, output_embedding, word_embedding
 from leakaudit.results.schema import Regime, StepRecord, Subject, Verification, VerificationStatus
 
 
@@ -47,6 +52,7 @@ def record_of(
         loss=_finite(provenance.loss),
         shipped_defense="+".join(map(_with_strength, shipped)) or "none",
         n_sentences=_sentences(snapshot, min_tokens),
+        beyond_hidden=beyond_hidden(snapshot),
     )
 
 
@@ -104,12 +110,13 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
     declared = facts.defenses if snapshot.sent is None else snapshot.sent.facts.defenses
     batch_size = len(snapshot.truth.sequences())
     size = max(batch_size, before.batch_size or 0) if before else batch_size
-    config: Any = getattr(snapshot.observation.model, "config", None)
+    tokens = bucket(sum(map(len, texts_of(snapshot.truth, snapshot.observation))))
+    parts = _trained_parts(snapshot)
     return Regime(
         dtype=recipe.autocast or facts.dtype,
         training_mode=recipe.training,
         dropout=max(facts.dropout.values(), default=0.0),
-        hidden=getattr(config, "hidden_size", None),
+        hidden=_hidden(snapshot),
         trainable=_trainable(facts.shared, facts.frozen),
         accumulation=max((1, *recipe.step_sizes))
         if facts.view == "delta"
@@ -120,7 +127,66 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         declared_defenses=tuple(
             dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in declared)])
         ),
+        tokens=max(before.tokens if before else "", tokens, key=_top) if tokens != "0" else "",
+        embeddings=parts.embeddings,
+        head=parts.head,
+        adapters_rank=snapshot.model_recipe.lora.rank if snapshot.model_recipe.lora else None,
     )
+
+
+def beyond_hidden(snapshot: Snapshot) -> bool | None:
+    """Return whether a step has at least as many different inputs as the hidden size.
+
+    An input is a token at its place; with dropout in training every one differs from all others. None for arrays, and if the hidden size is
+    unknown.
+    """
+    hidden, texts = _hidden(snapshot), texts_of(snapshot.truth, snapshot.observation)
+    if hidden is None or not texts:
+        return None
+    facts = snapshot.observation.facts
+    if facts.training_mode and any(facts.dropout.values()):
+        return sum(map(len, texts)) >= hidden
+    return len({placed for text in texts for placed in enumerate(text)}) >= hidden
+
+
+def _hidden(snapshot: Snapshot) -> int | None:
+    config: Any = getattr(snapshot.observation.model, "config", None)
+    return getattr(config, "hidden_size", None)
+
+
+@dataclass(frozen=True)
+class _TrainedParts:
+    """Which parts of a model its training changes, as `Regime` says it."""
+
+    embeddings: Literal["trained", "frozen"] | None
+    head: Literal["trained", "tied", "frozen"] | None
+
+
+def _trained_parts(snapshot: Snapshot) -> _TrainedParts:
+    """Return whether word embeddings and head of a model are trained."""
+    model, facts = snapshot.observation.model, snapshot.observation.facts
+    frozen, words, head = set(facts.frozen), word_embedding(model), output_embedding(model)
+    if head is None and facts.num_labels:
+        head = _class_head(model, facts.num_labels)
+    tied = head is not None and head == words and head not in frozen
+    return _TrainedParts(
+        embeddings=None if words is None else "frozen" if words in frozen else "trained",
+        head=None if head is None else "tied" if tied else "frozen" if head in frozen else "trained",
+    )
+
+
+def _class_head(model: nn.Module, classes: int) -> str | None:
+    """Return the weight's name of a classifier's output layer, None if it has none."""
+    try:
+        weight = find_output_head(model, classes).weight
+    except AnatomyError:
+        return None
+    return next((name for name, parameter in model.named_parameters() if parameter is weight), None)
+
+
+def _top(tokens: str) -> int:
+    """Return the end of a range of numbers such as `9-16`; 0 for no range."""
+    return int(tokens.rpartition("-")[2] or 0)
 
 
 def update_in_words(facts: PublicFacts) -> str:

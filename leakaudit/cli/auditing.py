@@ -163,7 +163,7 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
 
 def _source(config: AuditConfig, steps: Steps) -> str:
     """Return the digest of everything that the journal depends on, except the battery."""
-    asked = (config.text.value, config.controls, str(config.sentence_model), config.device)
+    asked = (config.text.value, config.controls, str(config.sentence_model), str(config.entity_tagger), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
 

@@ -41,6 +41,9 @@ AUDIT_OPTIONS = (
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where attacks compute; default: auto."),
     click.option("--text", type=click.Choice(["hash", "masked", "full"]), help="Text in the report; default: masked."),
     click.option("--sentence-model", type=EXISTING, help="Folder of an encoder; adds a score of likeness in meaning."),
+    click.option(
+        "--entity-tagger", help="Installed spaCy pipeline, or its folder; adds scores of recovered names and places."
+    ),
     click.option("--controls", type=click.IntRange(min=0), help="Control steps to run; default: 3."),
     click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one."),
     click.option("--out", type=EXISTING, help=f"Folder for the results; default: {OUT}."),
@@ -113,6 +116,7 @@ def _overrides(given: Mapping[str, Any], base: AuditConfig) -> dict[str, Any]:
         "text": "text",
         "device": "device",
         "sentence_model": "sentence_model",
+        "entity_tagger": "entity_tagger",
         "controls": "controls",
         "policy": "policy",
     }
@@ -136,7 +140,7 @@ def _was_given(option: str) -> bool:
 
 
 def _check_files(config: AuditConfig) -> None:
-    """Refuse a wrong policy, sentence model or text mode before any attack.
+    """Refuse a wrong policy, model, tagger or text mode before any attack.
 
     Raises:
         LeakAuditError: one of them is wrong; the message says which and why.
@@ -149,6 +153,10 @@ def _check_files(config: AuditConfig) -> None:
         from leakaudit.metrics.semantic_similarity import check_sentence_model
 
         check_sentence_model(config.sentence_model)
+    if config.entity_tagger is not None:
+        from leakaudit.audit.entity_tagger import entity_tagger
+
+        entity_tagger(config.entity_tagger)
     if config.text is TextMode.FULL:
         from leakaudit.reports.redaction import refuse_full_in_ci
 

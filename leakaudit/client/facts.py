@@ -67,10 +67,12 @@ class Granted(Facts):
 
     Special tokens count; padding does not count.
     """
+    words: tuple[int, ...] | None = None
+    """Ids of the distinct tokens of the batch, in ascending order."""
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the granted facts."""
-        return tuple(name for name in ("labels", "lengths") if getattr(self, name) is not None)
+        return tuple(name for name in ("labels", "lengths", "words") if getattr(self, name) is not None)
 
 
 class PublicFacts(Facts):

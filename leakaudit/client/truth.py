@@ -51,6 +51,12 @@ class MicroBatch:
     Such a pass is part of the step, but adds no texts to the batch.
     """
 
+    entities: tuple[tuple[str, ...] | None, ...] = field(default=(), repr=False)
+    """Named entities of each sequence, as the data spells them; None for a sequence of which nobody named any.
+
+    Empty if the data names no entities. They are private, and no model gets them.
+    """
+
     @property
     def labels(self) -> Tensor | None:
         """The labels, passed to the model or not; None if they are unknown."""
@@ -91,6 +97,17 @@ class Truth:
         sequence.
         """
         return [text.ids for text in self.texts()]
+
+    def entities(self) -> list[tuple[str, ...] | None]:
+        """Return the named entities of every text of the batch.
+
+        The order is that of `texts`. None for a text of which the data names no entities.
+        """
+        found: list[tuple[str, ...] | None] = []
+        for batch in self._distinct():
+            texts = len(texts_of(batch.inputs, batch.labels, self.reading))
+            found += batch.entities if len(batch.entities) == texts else [None] * texts
+        return found
 
     def examples(self) -> int:
         """Return the number of sequences that the model read.

@@ -163,6 +163,9 @@ class AuditConfig(BaseModel):
     """Fewest tokens of a text that counts as a sentence in the events `exact_sentence`, `most_words` and `in_reach`."""
     sentence_model: Path | None = None
     """Folder of a sentence encoder; it adds the score `semantic_similarity`. It is never the model under attack."""
+    entity_tagger: str | None = None
+    """A spaCy pipeline that finds named entities: the name of an installed one, such as en_core_web_sm, or its folder. It adds the score
+    `nerr_f1`, and `nerr` where the data names no entities. It needs the extra `entities`."""
     controls: Count = 3
     """Control steps in the whole audit, at most one for each snapshot. A control step is an undefended step with known text, which must be
     recovered. Its reconstruction is also scored against the real batch, and the two must not match. With 29 control steps or more the gate

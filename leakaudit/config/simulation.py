@@ -16,7 +16,7 @@ MAX_CLASSES = 100_000
 """Most classes of a classifier. Our choice: a head with that many classes takes 0.3 GB at hidden size 768, and an audit holds several
 copies of it. A larger label is usually an identifier in the wrong field."""
 
-GRANTS = ("labels", "lengths")
+GRANTS = ("labels", "lengths", "words")
 """What a threat model may give an attack (`leakaudit.client.facts.Granted`)."""
 
 
@@ -54,7 +54,9 @@ class Simulation:
     seed: int = _option(0, "Seed of fresh head, shuffle, dropout and attacks.")
     mode: Literal["eval", "train"] = _option("eval", "train: dropout on.")
     freeze: tuple[str, ...] = _option((), "`embeddings`, or patterns of parameter names, comma-separated.")
-    grant: tuple[str, ...] = _option((), "What the threat model gives the attacks: labels, lengths.")
+    grant: tuple[str, ...] = _option(
+        (), "What the threat model gives the attacks: labels, lengths, words (the set of tokens)."
+    )
     lora_rank: int | None = _option(None, "Train low-rank adapters and the head instead of the weights.", minimum=1)
     lora_targets: tuple[str, ...] = _option(
         (), "Ends of the names of the layers with adapters; default: peft's choice."

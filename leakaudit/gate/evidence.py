@@ -45,6 +45,10 @@ class Evidence:
     """Why there is no evidence; empty if there is some."""
     repeated: int = 0
     """Steps that repeat the update of another step; the two are one piece of evidence."""
+    beyond: int = 0
+    """Steps among `values` without a leak that have as many tokens as the hidden size or more, where `limited` attacks prove nothing."""
+    limited: tuple[str, ...] = ()
+    """Attacks of the rule that end where a step has as many tokens as the hidden size."""
     reach: Mapping[str, int] = field(default_factory=dict)
     """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them."""
 
@@ -71,6 +75,12 @@ def gather(results: Results, rule: Rule, defense: str) -> Evidence:
         bounding=sum(found.bounding for found in steps.values()),
         problem="" if values else _why_nothing(scope, left_out, silent),
         repeated=len(results.steps) - len(scope.by_step),
+        beyond=sum(
+            not any(a.leaked for a in found.attempts)
+            for name, found in steps.items()
+            if name in scope.beyond & values.keys()
+        ),
+        limited=tuple(name for name in scope.asked if name in scope.limited),
         reach=_reach([a for name in values for a in scope.by_step[name]], rule),
     )
 
@@ -157,6 +167,19 @@ class _RuleScope:
                 short[attempt.step] = short.get(attempt.step, True) and not long_one
         return {step for step in everything if not short.get(step, False)}
 
+    @cached_property
+    def beyond(self) -> set[str]:
+        """Steps with as many tokens as the hidden size or more."""
+        return {step.id for step in self.results.steps if step.beyond_hidden}
+
+    @cached_property
+    def limited(self) -> set[str]:
+        """Attacks that can read nothing on such steps; none for a rule on labels."""
+        if not _about_texts(self.rule, self.results):
+            return set()
+        described = self.results.catalogue.attacks
+        return {name for name in self.known if (entry := described.get(name)) and entry.token_limit}
+
     def of_step(self, step: StepRecord) -> _StepEvidence:
         """Return what one step contributes."""
         attempts, due, lost = self.by_step[step.id], 0, 0
@@ -190,8 +213,12 @@ class _RuleScope:
     def _is_evidence(self, attempt: Attempt) -> bool:
         """Return whether an attempt counts as evidence.
 
-        It counts if it could have shown the event, or if it ran out of time and its attack could show the event on another step.
+        It counts if it could have shown the event, or if it ran out of time and its attack could show the event on another step. An attack
+        that ends at the hidden size proves nothing beyond it, unless it found something.
         """
+        found = attempt.leaked if self.rule.event is None else self.value(attempt) > 0
+        if attempt.attack in self.limited and attempt.step in self.beyond and not found:
+            return False
         if self.could_show(attempt):
             return True
         out_of_time = attempt.status is AttemptStatus.BUDGET_EXHAUSTED
@@ -233,6 +260,14 @@ def _all_failed(attempts: Sequence[Attempt]) -> bool:
 
 def _about_long_texts(rule: Rule) -> bool:
     return rule.event is not None and EVENTS[rule.event].long_texts
+
+
+def _about_texts(rule: Rule, results: Results) -> bool:
+    """Return whether a rule is about texts and not about labels."""
+    if rule.event is not None:
+        return EVENTS[rule.event].of_texts
+    described = results.catalogue.metrics.get(rule.metric or "")
+    return described is None or described.level != "step"
 
 
 def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
@@ -287,7 +322,19 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
         return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {them}"
     if left_out:
         return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
+    if scope.beyond and any(attempt.attack in scope.limited for attempt in attempts):
+        return _beyond_their_limit(scope, attempts)
     return (EVENTS[rule.event].undecided if rule.event else "") or _how_they_ended(attempts)
+
+
+def _beyond_their_limit(scope: _RuleScope, attempts: Iterable[Attempt]) -> str:
+    """Say that attacks end where a step has as many tokens as the hidden size."""
+    names = ", ".join(dict.fromkeys(a.attack for a in attempts if a.attack in scope.limited))
+    verb = "has" if len(scope.beyond) == 1 else "have"
+    return (
+        f"{counted(len(scope.beyond), 'step')} {verb} as many tokens as the hidden size or more, about which {names} can say nothing; that "
+        "is no protection, and no other attack that could show it finished"
+    )
 
 
 def _how_they_ended(attempts: Iterable[Attempt]) -> str:

@@ -132,7 +132,8 @@ class Rule(_Policy):
     max_count: int | None = Field(default=None, ge=0)
     """Largest number of audited steps that may leak. At 0 a single leak fails the rule, without statistics."""
     metric: str | None = None
-    """A metric, such as rougeL or token_recall. The score of a step is the highest score of any attack on it."""
+    """A metric, such as rougeL, token_recall, best_rl or nerr. The score of a step is the highest score of any attack on it. `rougeL` is the mean
+    over the texts of a step; `best_rl` is that of its best text, so it shows one recovered text among many."""
     statistic: Literal["mean", "p95", "max"] | None = None
     """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass). `max` is the largest observed
     value."""

@@ -73,8 +73,8 @@ def sentences(finding: Finding) -> list[str]:
     if finding.outcome.n == 0:
         return [f"There is no evidence {finding.where}: {ended(finding.evidence.problem)} Not tested is not a pass."]
     if finding.rule.event is None:
-        return _about_metric(finding)
-    return _about_event(finding, EVENTS[finding.rule.event])
+        return [*_about_metric(finding), *_about_limits(finding)]
+    return [*_about_event(finding, EVENTS[finding.rule.event]), *_about_limits(finding)]
 
 
 def _about_event(finding: Finding, event: Event) -> list[str]:
@@ -113,6 +113,18 @@ def _observed_event(finding: Finding, event: Event) -> str:
         Status.PASS: f"{sure} upper bound {high}",
     }.get(finding.status, f"{sure} bounds {low} to {high}")
     return f"In {k} of {n} audited client steps ({percent(k / n)}, {bounds}) {clause} {where}."
+
+
+def _about_limits(finding: Finding) -> list[str]:
+    """Return a sentence on clean steps about which some attacks can say nothing."""
+    evidence = finding.evidence
+    if finding.status is Status.FAIL or not evidence.beyond or not evidence.limited:
+        return []
+    others = ", ".join(name for name in evidence.attacks if name not in evidence.limited)
+    verb = "has" if evidence.beyond == 1 else "have"
+    steps = f"{counted(evidence.beyond, 'step')} without such a leak {verb} as many tokens as the hidden size or more."
+    limit = f"{', '.join(evidence.limited)} can say nothing there; what counts is that {others} found none."
+    return [steps, f"That is no protection: {limit}"]
 
 
 def _about_reach(reach: Mapping[str, int]) -> list[str]:

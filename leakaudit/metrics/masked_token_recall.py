@@ -25,6 +25,7 @@ class MaskedTokenRecall:
 
     label: ClassVar[str] = "recall of masked words"
     meaning: ClassVar[str] = "Share of the words hidden by a mask that were recovered."
+    missing_because: ClassVar[str] = "no token of the batch was masked"
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Level] = "sequence"
     source: ClassVar[str] = "our definition; `token_recall` over the masked tokens alone"

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from leakaudit.errors import ModelError
+from leakaudit.models.token_marks import Mark, token_marks
 
 
 class Vocabulary(BaseModel):
@@ -27,6 +28,8 @@ class Vocabulary(BaseModel):
     max_length: int = 512
     digest: str = ""
     """SHA-256 of all tokens in the order of their ids, which a prior must match. Empty if it was not kept."""
+    marks: str = ""
+    """One hexadecimal digit for each id: what the token's string says (`leakaudit.models.token_marks.Mark`). Empty if it was not kept."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -42,6 +45,10 @@ class Vocabulary(BaseModel):
     def wordless_ids(self) -> frozenset[int]:
         """Return the ids that are not words: special ones and those around a text."""
         return self.special_ids | self.surrounding_ids
+
+    def marked(self, mark: Mark) -> frozenset[int]:
+        """Return the ids whose strings have all properties of a mark."""
+        return frozenset(number for number, digit in enumerate(self.marks) if int(digit, 16) & mark == mark)
 
 
 def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
@@ -64,13 +71,15 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
     longest = min(
         int(tokenizer.model_max_length), int(getattr(getattr(model, "config", None), "max_position_embeddings", 10**6))
     )
+    digest = tokens_digest(tokenizer)
     return Vocabulary(
         size=rows,
         special={role: int(found) for role, found in special.items() if found is not None},
         starts_with=tuple(wrapped[:start]),
         ends_with=tuple(wrapped[start + len(alone) :]),
         max_length=longest,
-        digest=tokens_digest(tokenizer),
+        digest=digest,
+        marks=token_marks(tokenizer, digest),
     )
 
 

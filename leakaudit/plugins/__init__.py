@@ -35,10 +35,27 @@ if TYPE_CHECKING:
     )
     from leakaudit.plugins.budget import Budget
     from leakaudit.plugins.defense_protocol import Defense
+    from leakaudit.plugins.entities import entities_held, same_entity
     from leakaudit.plugins.entry_uncertainty import uncertainties
-    from leakaudit.plugins.metric_protocol import LabelCounts, Level, Pair, SequenceMetric, StepMetric
+    from leakaudit.plugins.metric_protocol import (
+        Batch,
+        BatchMetric,
+        LabelCounts,
+        Level,
+        Pair,
+        SequenceMetric,
+        StepMetric,
+        TaggedEntities,
+    )
     from leakaudit.plugins.noise_scale import AdditiveNoise
-    from leakaudit.plugins.overlap import ROUGE_SOURCE, clipped_overlap, label_success_rate, longest_common_run, rouge_f
+    from leakaudit.plugins.overlap import (
+        ROUGE_SOURCE,
+        clipped_overlap,
+        is_found,
+        label_success_rate,
+        longest_common_run,
+        rouge_f,
+    )
     from leakaudit.plugins.prior_loading import load_prior
     from leakaudit.plugins.prior_protocol import (
         Prior,
@@ -60,10 +77,11 @@ _HOMES = {
     "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reads Reconstruction not_applicable",
     "leakaudit.plugins.budget": "Budget",
     "leakaudit.plugins.defense_protocol": "Defense",
+    "leakaudit.plugins.entities": "entities_held same_entity",
     "leakaudit.plugins.entry_uncertainty": "uncertainties",
-    "leakaudit.plugins.metric_protocol": "LabelCounts Level Pair SequenceMetric StepMetric",
+    "leakaudit.plugins.metric_protocol": "Batch BatchMetric LabelCounts Level Pair SequenceMetric StepMetric TaggedEntities",
     "leakaudit.plugins.noise_scale": "AdditiveNoise",
-    "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap label_success_rate longest_common_run rouge_f",
+    "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap is_found label_success_rate longest_common_run rouge_f",
     "leakaudit.plugins.prior_loading": "load_prior",
     "leakaudit.plugins.prior_protocol": "Prior Scorer check_same_tokens frame_of tokenizer_vocabulary words_of",
     "leakaudit.registry": "attack defense metric prior",
@@ -80,6 +98,8 @@ __all__ = [
     "AnatomyError",
     "Applicability",
     "Attack",
+    "Batch",
+    "BatchMetric",
     "Budget",
     "ClientStep",
     "ConfigError",
@@ -105,13 +125,16 @@ __all__ = [
     "SequenceMetric",
     "SnapshotError",
     "StepMetric",
+    "TaggedEntities",
     "Vocabulary",
     "attack",
     "check_finite",
     "check_same_tokens",
     "clipped_overlap",
     "defense",
+    "entities_held",
     "frame_of",
+    "is_found",
     "label_success_rate",
     "load_prior",
     "longest_common_run",
@@ -120,6 +143,7 @@ __all__ = [
     "prior",
     "root_mean_square",
     "rouge_f",
+    "same_entity",
     "tokenizer_vocabulary",
     "uncertainties",
     "word_embedding",

@@ -146,6 +146,9 @@ class Attack(Protocol):
     """What it reads of a difference of weights: `gradient` unless the class states it."""
     blind: ClassVar[bool]
     """Whether it ignores the update, so that its hits do not show that an audit works; False unless the class states it."""
+    token_limit: ClassVar[bool]
+    """Whether it can read nothing where a step has as many tokens as the model's hidden size; False unless the class states it. If such an
+    attack finds nothing on such a step, that is no evidence: other attacks have no such limit."""
 
     def applies(self, seen: Observation) -> Applicability:
         """Return whether the attack can work on this observation, and if not, why."""

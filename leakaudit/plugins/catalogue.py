@@ -25,6 +25,7 @@ def catalogue(attacks: Named, defenses: Named, metrics: Named) -> Catalogue:
                 **_description(name, plugin),
                 goal=plugin.goal,
                 threat_model=getattr(plugin, "threat_model", ""),
+                token_limit=getattr(plugin, "token_limit", False),
             )
             for name, plugin in attacks
         },

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-Level = Literal["sequence", "step"]
-"""What a metric compares: one true sequence with its guess, or the true label counts of a step with the guessed ones."""
+Level = Literal["sequence", "batch", "step"]
+"""What a metric compares: one true sequence with its guess, all sequences of a batch with all guesses, or the true label counts of a step
+with the guessed ones."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,15 @@ class Metric(Protocol):
     higher_is_better: ClassVar[bool]
     """Whether a higher number is better for the attacker."""
     level: ClassVar[Level]
-    """`sequence`: the score of a step is the mean over its sequences. `step`: it is one number of the step."""
+    """`sequence`: the score of a step is the mean over its sequences. `batch` and `step`: it is one number of the step."""
     source: ClassVar[str]
     """Paper, section, equation."""
     needs_guess: ClassVar[bool]
     """Whether the metric returns None instead of 0 if nothing was guessed. False unless the class states it."""
     needs_model: ClassVar[bool]
     """Whether it needs a model that the user names. Without that model, no attempt has this metric. False unless the class states it."""
+    missing_because: ClassVar[str]
+    """Why a step has no number, as a clause, if no sequence of it has one. Unless the class states it: the texts are too short."""
 
 
 @runtime_checkable
@@ -47,6 +50,15 @@ class SequenceMetric(Metric, Protocol):
 
     def __call__(self, pair: Pair) -> float | None:
         """Return the number, or None where this pair has nothing to measure."""
+        ...
+
+
+@runtime_checkable
+class BatchMetric(Metric, Protocol):
+    """A metric of level `batch`: it compares all guesses with all true sequences."""
+
+    def __call__(self, batch: Batch) -> float | None:
+        """Return the number, or None where this batch has nothing to measure."""
         ...
 
 
@@ -94,3 +106,25 @@ class Pair:
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
     """Tokens of `true_ids` that a mask hid from the model, in order. A masked language model has to predict them."""
+    entities: tuple[str, ...] | None = None
+    """Named entities of the true text, from the data or from a tagger; None if nobody says which ones it holds."""
+    tagged: TaggedEntities | None = None
+    """What one tagger finds in both texts; None without a tagger."""
+
+
+@dataclass(frozen=True)
+class TaggedEntities:
+    """Named entities that one tagger finds in a true text and in its guess."""
+
+    true: tuple[str, ...]
+    guess: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All true sequences of a step, and all sequences that an attack guessed."""
+
+    pairs: tuple[Pair, ...]
+    """One pair for each true sequence, in the order of the batch."""
+    guesses: int
+    """Number of guessed sequences. Guesses beyond the number of true sequences are in no pair."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rouge_score import rouge_scorer, tokenizers
 
 from leakaudit.plugins.metric_protocol import LabelCounts
+from leakaudit.results.recovery import FOUND
 
 ROUGE_SOURCE = "Lin 2004, by rouge_score without stemmer; F as in TAG and LAMP (Balunovic et al. 2022, Sec. 5)"
 
@@ -40,6 +41,18 @@ def rouge_f(kind: Rouge, true_text: str, guess_text: str) -> float | None:
     if len(words.tokenize(true_text)) < _SHORTEST[kind]:
         return None
     return float(scorer.score(true_text, guess_text)[kind].fmeasure)
+
+
+def is_found(true_text: str, guess_text: str) -> bool | None:
+    """Return whether a guess found a text: its ROUGE-L is above `FOUND`.
+
+    None if the true text has no word.
+
+    >>> is_found("a b c d", "a b"), is_found("a b c d", "x")
+    (True, False)
+    """
+    overlap = rouge_f("rougeL", true_text, guess_text)
+    return None if overlap is None else overlap > FOUND
 
 
 @cache

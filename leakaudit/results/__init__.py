@@ -13,6 +13,7 @@ __all__ = [
     "journal",
     "not_audited",
     "recovery",
+    "regime",
     "schema",
     "short_outputs",
     "summary",

@@ -20,6 +20,7 @@ from typing import Any
 from leakaudit.results import former_keys
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
+from leakaudit.results.recovery import FOUND
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -175,6 +176,7 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
             yield from _bag(attempt.scores.get(metric), values)
         elif values or (metric in _IN_ORDER and isinstance(attempt.scores.get(metric), Score)):
             yield f"{metric} is scored, but no sequence was guessed"
+    yield from _best(attempt)
     whole = attempt.scores.get("label_exact")
     if isinstance(whole, Score) and at_least(attempt, "label_exact", 1.0) != at_least(attempt, "label_accuracy", 1.0):
         yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
@@ -185,6 +187,20 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
             yield f"sequence {sequence.id} is exact, but its token recall is not 1"
         if sequence.exact is not None and sequence.token_recall is None:
             yield f"sequence {sequence.id} was guessed, but has no token recall"
+
+
+def _best(attempt: Attempt) -> Iterator[str]:
+    """Compare the best score of a batch and the texts found with the sequences."""
+    overlaps = [sequence.scores["rougeL"] for sequence in attempt.sequences if "rougeL" in sequence.scores]
+    best, precision = attempt.scores.get("best_rl"), attempt.scores.get("sentence_precision")
+    if isinstance(best, Score) and not (overlaps and _same(best.value, max(overlaps))):
+        yield f"best_rl is {best.value:g}, and the best of its sequences has {max(overlaps, default=0.0):g}"
+    for sequence in attempt.sequences:
+        found = sequence.scores.get("sentences_found")
+        if found is not None and found != float(sequence.scores.get("rougeL", 0.0) > FOUND):
+            yield f"sequence {sequence.id} has sentences_found {found:g}, which its rougeL contradicts"
+    if isinstance(precision, Score) and (precision.value > 0) != any(overlap > FOUND for overlap in overlaps):
+        yield f"sentence_precision is {precision.value:g}, which the rougeL of its sequences contradicts"
 
 
 def _sequence_metrics(results: Results) -> list[str]:

@@ -90,7 +90,7 @@ def _version(schema: str) -> tuple[int, int] | None:
     return (int(major), int(minor)) if dot and known else None
 
 
-OWN_VERSION = (1, 3)
+OWN_VERSION = (1, 4)
 
 
 _DIGEST_SINCE = (1, 2)

@@ -1,7 +1,8 @@
-"""Keys of results.json that `scores` replaced in version 1.3.
+"""Keys of results.json that `scores` replaced in version 1.3, and short keys.
 
 In versions up to 1.2 a sequence and a summary have one key for each of a few metrics. Since 1.3 `scores` holds every metric by its
-name. The former keys are still written, for readers of earlier versions. If a file holds both, they must agree.
+name. The former keys are still written, for readers of earlier versions. If a file holds both, they must agree. Since 1.4 a summary
+has such a key for four more metrics, which readers look for beside `token_recall`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ OF_SUMMARIES: Mapping[str, str] = MappingProxyType(
         "token_recall": "token_recall",
         "label_accuracy": "label_accuracy",
         "token_precision": "token_precision",
+        "precision": "token_precision",
+        "nerr": "nerr",
+        "best_rl": "best_rl",
+        "sentences_found": "sentences_found",
     }
 )
 """Key of a summary -> metric."""

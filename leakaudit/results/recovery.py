@@ -17,6 +17,9 @@ LEAST_SHARE = 0.5
 """Least recall and precision of a text of which "most words" were recovered. Our choice: half of the words of a text, in any order,
 reveal its subject. Half of the guess must be right, so a guess that names the whole vocabulary is not a leak."""
 
+FOUND = 0.25
+"""A text counts as found if its ROUGE-L is above this. Source: FILM (Gupta et al. 2022), Sec. 6.2, "strong leakage", and Table 3."""
+
 _WORD_EVENTS = ("all_words", "most_words")
 
 

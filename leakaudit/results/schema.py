@@ -1,4 +1,4 @@
-"""Models of `results.json`, schema `leakaudit.results/1.3`.
+"""Models of `results.json`, schema `leakaudit.results/1.4`.
 
 The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
@@ -26,12 +26,13 @@ from pydantic import (
 from leakaudit.results import former_keys
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.3"
+SCHEMA = "leakaudit.results/1.4"
 """Version of the schema.
 
 1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
 number of sentences of a step and the declared defences. 1.3 has the catalogue, and `scores` with every metric for sequences and
-summaries; `former_keys.py` lists the keys that `scores` replaces.
+summaries; `former_keys.py` lists the keys that `scores` replaces. 1.4 has metrics of level `batch`, the texts found, perplexities, short keys
+for four metrics of a summary, and what of its circumstances decides which attack can work (`Regime`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -191,6 +192,10 @@ class StepRecord(ResultsModel):
     produced update. None if it was sent as produced."""
     n_sentences: Count | None = None
     """Number of sequences that are long enough for a sentence event; 0 for arrays, None in results before 1.2."""
+    beyond_hidden: bool | None = None
+    """Whether the step has at least as many different inputs (tokens at their places) as the hidden size. Some attacks end there
+    (`AttackEntry.token_limit`), others do not, so this is no protection. None for arrays, if the hidden size is unknown, and in results before
+    1.4."""
 
 
 class SequenceScore(ResultsModel):
@@ -294,6 +299,10 @@ class Attempt(ResultsModel):
     """Name of a metric -> number, or why there is none. If the attack ran, every registered metric has an entry."""
     facts: dict[str, FiniteFloat] = {}
     """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
+    guess_perplexity: Amount | Missing | None = None
+    """Perplexity of the guessed texts: the exponential of the mean over the texts of the negative log-likelihood per token. The client's own
+    model judges if it predicts next tokens, else the prior that the attack uses. A low number means that the guess reads like text, not that
+    it is right. None if no text was guessed, and in results before 1.4."""
     reachable_tokens: Measured | None = None
     """Mean share of a true sequence's tokens that were among the attack's candidates, or why that is unknown. None if
     it was not measured: the attack did not run, or the results are older than 1.1."""
@@ -345,6 +354,10 @@ class Summary(ResultsModel):
     sequences: Count
     scores: dict[str, Fraction] = {}
     """Name of a metric -> its mean. A metric that measured nothing is absent."""
+    texts_found: Count | None = None
+    """Number of texts that `sentences_found` counts, of all `sequences`. None if no sequence was guessed, and in results before 1.4."""
+    guess_perplexity: Amount | None = None
+    """Geometric mean of the attempts' perplexities; None if no attempt has one, and in results before 1.4."""
     seconds_per_step: Amount | None
     """Median over scored attempts."""
     status_counts: dict[str, Count]
@@ -456,6 +469,16 @@ class Regime(ResultsModel):
     """What the client sends, such as `difference of weights after 10 steps of AdamW`; empty in results that do not say it."""
     declared_defenses: tuple[str, ...] | None = None
     """Names of the defences that the run declares; the `shipped_defense` of every step is made of these. None in results before 1.2."""
+    tokens: str = ""
+    """Number of tokens of the largest step, as a power-of-two range; empty for arrays, and in results before 1.4."""
+    embeddings: Literal["trained", "frozen"] | None = None
+    """Whether the word embeddings are trained. If they are, their rows name words, however large the batch is. None if the model has none,
+    and in results before 1.4."""
+    head: Literal["trained", "tied", "frozen"] | None = None
+    """The output layer. `tied`: a language model whose head is the trained table of the word embeddings. None if none was found, and in results
+    before 1.4."""
+    adapters_rank: Count | None = None
+    """Rank of the adapters, 0 for adapters without a rank; None without adapters, and in results before 1.4."""
 
 
 class Overhead(ResultsModel):
@@ -495,13 +518,15 @@ class AttackEntry(PluginEntry):
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
     """What the attacker sees and what it needs, in a sentence."""
+    token_limit: bool = False
+    """Whether it can read nothing where a step has as many tokens as the hidden size. It then says nothing about such steps."""
 
 
 class MetricEntry(PluginEntry):
     """The description of a metric."""
 
-    level: Literal["sequence", "step"]
-    """Whether it scores one sequence, or the label counts of a step."""
+    level: Literal["sequence", "batch", "step"]
+    """Whether it scores one sequence, all sequences of a step together, or the label counts of a step."""
     higher_is_better: bool
     """Whether a higher number means that more leaked."""
 

@@ -8,13 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-_IN_CELLS = ("rougeL", "token_recall", "token_precision", "masked_token_recall", "label_accuracy")
+_IN_CELLS = (
+    "rougeL",
+    "best_rl",
+    "token_recall",
+    "token_precision",
+    "nerr",
+    "masked_token_recall",
+    "label_accuracy",
+)
 """Metrics that a cell shows first, in this order."""
 
 _NOT_IN_CELLS = frozenset(
-    {"rouge1", "rouge2", "exact", "longest_run", "label_exact", "label_classes", "label_excess", "label_hellinger"}
+    {
+        "rouge1",
+        "rouge2",
+        "exact",
+        "longest_run",
+        "nerr_f1",
+        "sentences_found",
+        "sentence_precision",
+        "label_exact",
+        "label_classes",
+        "label_excess",
+        "label_hellinger",
+    }
 )
-"""Metrics that a cell leaves out, because another metric says nearly the same. The sections on texts and on labels show most of them."""
+"""Metrics that a cell leaves out, because another metric or line says nearly the same. The sections on texts and on labels show
+most of them."""
 
 _IN_LOGS: Mapping[str, str] = MappingProxyType(
     {"exact": "exact_rate", "rouge1": "r1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from statistics import median
+from statistics import geometric_mean, median
 
-from leakaudit.results.schema import Attempt, Measured, Score, Summary
+from leakaudit.results.schema import Attempt, Measured, Missing, Score, Summary
 
 
 def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
@@ -31,11 +31,28 @@ def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summ
         steps=len(scored),
         sequences=sum(len(a.sequences) for a in scored),
         scores={name: mean for name, mean in means.items() if mean is not None},
+        texts_found=texts_found(scored),
+        guess_perplexity=_geometric_mean([a.guess_perplexity for a in scored]),
         seconds_per_step=median(a.wall_s for a in scored) if scored else None,
         status_counts=dict(Counter(a.status.value for a in attempts)),
         reachable_tokens=pooled(a.reachable_tokens for a in scored),
         reachable_sequences=pooled(a.reachable_sequences for a in scored),
     )
+
+
+def texts_found(attempts: Iterable[Attempt]) -> int | None:
+    """Return how many texts were found in all attempts (metric `sentences_found`).
+
+    None if no attempt guessed a text.
+    """
+    found = [score for a in attempts if isinstance(score := a.scores.get("sentences_found"), Score)]
+    return round(sum(score.value * score.n for score in found)) if found else None
+
+
+def _geometric_mean(values: Iterable[float | Missing | None]) -> float | None:
+    """Return the geometric mean of the numbers above 0; None without one."""
+    numbers = [value for value in values if isinstance(value, float) and value > 0]
+    return geometric_mean(numbers) if numbers else None
 
 
 def pooled(measured: Iterable[Measured | None]) -> float | None:

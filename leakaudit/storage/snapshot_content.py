@@ -8,6 +8,7 @@ Letters: B sequences, T tokens of one sequence.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -39,7 +40,9 @@ MAX_LOCAL_STEPS = 100_000
 MAX_STEP = 10**15
 """Largest number of an optimizer step: a float represents every smaller whole number exactly."""
 
-_KEY = re.compile(r"(0|[1-9][0-9]{0,8})/(?:(inputs|rng|kept_back|pulls|options)/.+|num_items|again)", re.DOTALL)
+_KEY = re.compile(
+    r"(0|[1-9][0-9]{0,8})/(?:(inputs|rng|kept_back|pulls|options)/.+|num_items|again|entities)", re.DOTALL
+)
 
 _STATE_KEY = re.compile(r"optimizer/.+/.+", re.DOTALL)
 
@@ -111,9 +114,23 @@ def _wrong(name: str, tensor: Tensor, ids: Tensor) -> str:
         return "no finite scalar"
     if part == "num_items" and (tensor.dim() > 1 or not tensor.numel() or not _is_finite(tensor)):
         return "no finite number of items"
+    if name == "entities" and not _names_entities(tensor):
+        return "no list of names for each sequence, as JSON in bytes"
     if part == "pulls" and not tensor.is_floating_point():
         return "no gradient (floating point)"
     return ""
+
+
+def _names_entities(stored: Tensor) -> bool:
+    """Return whether bytes are JSON: a list of strings, or null, for each sequence."""
+    if stored.dim() != 1 or stored.dtype != torch.uint8:
+        return False
+    try:
+        rows = json.loads(bytes(stored.tolist()))
+    except (ValueError, RecursionError):
+        return False
+    lists = isinstance(rows, list) and all(row is None or isinstance(row, list) for row in rows)
+    return lists and all(isinstance(name, str) for row in rows for name in row or ())
 
 
 def _masks(mask: Tensor, ids: Tensor) -> bool:

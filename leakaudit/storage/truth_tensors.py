@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import torch
@@ -30,6 +31,8 @@ def tensors_of(truth: Truth) -> dict[str, Tensor]:
             tensors[f"{index}/num_items"] = batch.num_items
         if batch.repeated_pass:
             tensors[f"{index}/again"] = torch.tensor(True)
+        if batch.entities:
+            tensors[f"{index}/entities"] = torch.tensor(list(json.dumps(batch.entities).encode()), dtype=torch.uint8)
     return tensors
 
 
@@ -62,7 +65,13 @@ def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:
         withheld_inputs=below("kept_back/", mine),
         output_gradients=below("pulls/", mine),
         repeated_pass="again" in mine,
+        entities=_entities(mine["entities"]) if "entities" in mine else (),
     )
+
+
+def _entities(stored: Tensor) -> tuple[tuple[str, ...] | None, ...]:
+    rows = json.loads(bytes(stored.tolist()))
+    return tuple(None if row is None else tuple(row) for row in rows)
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
+from leakaudit.results.regime import regime_in_words
 from leakaudit.results.schema import AttemptStatus, Results
 from leakaudit.results.wording import counted
 
@@ -20,7 +21,11 @@ def section(redacted: RedactedResult) -> Section:
     found = [{"what": item.what, "why": item.why} for item in coverage.not_tested]
     found += [{"what": f"attack {item.what}", "why": f"not run: {item.why}"} for item in coverage.not_run]
     found += [*_unfinished(results), *_steps_left_out(results, redacted.verdict)]
-    return Section("coverage", "What was not tested", {"coverage": found, "threat": _threat(results)})
+    return Section(
+        "coverage",
+        "What was not tested",
+        {"coverage": found, "threat": _threat(results), "regime": regime_in_words(results)},
+    )
 
 
 def _unfinished(results: Results) -> list[dict[str, str]]:

@@ -20,6 +20,10 @@ def section(redacted: RedactedResult) -> Section:
     clip = f", gradients clipped at {regime.max_grad_norm:g}" if regime.max_grad_norm is not None else ""
     batch = f"batch {regime.batch_size}" if regime.batch_size is not None else "batch size not recorded"
     hidden = f", hidden size {regime.hidden}" if regime.hidden is not None else ""
+    tokens = f", at most {regime.tokens} tokens a step" if regime.tokens else ""
+    trained = [f"word embeddings {regime.embeddings}"] if regime.embeddings else []
+    trained += [f"head {regime.head}" + (" to them" if regime.head == "tied" else "")] if regime.head else []
+    trained += [f"adapters of rank {regime.adapters_rank}"] if regime.adapters_rank is not None else []
     environment = ", ".join(f"{key} {value}" for key, value in run.environment.items()) or "not recorded"
     left = redacted.hidden_environment
     pairs = [
@@ -36,8 +40,9 @@ def section(redacted: RedactedResult) -> Section:
         ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),
         ("Code", commit + dirty),
         ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
+        *([("Trained parts", ", ".join(trained))] if trained else []),
         *([("Update", regime.update)] if regime.update else []),
-        ("Batch", f"{batch}, accumulation {regime.accumulation}{clip}"),
+        ("Batch", f"{batch}{tokens}, accumulation {regime.accumulation}{clip}"),
         ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
     ]
     stamps = [

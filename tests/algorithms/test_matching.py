@@ -606,7 +606,7 @@ def test_labels_that_are_enumerated_are_found() -> None:
     matcher = Matcher(_seen(granted=False), LENGTHS, Objective())
     start = Start(labels="enumerate", trial_steps=15)
     found = search(matcher, Descent(15, 0.5), start, None, tiny.generator(), Budget(600))
-    assert matcher.labels(found.best.label_logits[0]) == [0, 1]
+    assert matcher.labels.likeliest(found.best.label_logits[0]) == [0, 1]
 
 
 def test_under_noise_lengths_must_be_granted() -> None:

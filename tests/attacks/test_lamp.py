@@ -105,6 +105,7 @@ def test_an_option_that_is_set_overrides_its_preset_and_the_others_stay() -> Non
 
 
 PRINTED: list[tuple[str, str, Any]] = [
+    ("bag", "App. A.1: the word embedding is frozen", False),
     ("steps", "Sec. 5: stop once we reach a total of 2000 continuous steps", 2000),
     ("round_every", "Sec. 5: n_c", 75),
     ("round_draws", "Sec. 5: n_d", 200),
@@ -170,7 +171,10 @@ def test_the_large_preset_holds_the_papers_recipe_for_bert_large(knob: str, plac
 
 def test_every_knob_of_a_preset_is_in_the_papers_table_or_decides_nothing_there() -> None:
     """A new knob has to say what the paper does."""
-    without_effect = {"trial_steps"}  # of one start
+    without_effect = {
+        "trial_steps",
+        "next_tokens",
+    }  # of one start; of a language model, which the paper does not attack
     weights = {knob for _, knob, _, _ in WEIGHTS}
     named = {knob for knob, _, _ in PRINTED}
     assert {field.name for field in dataclasses.fields(PRESETS["paper"])} == named | weights | without_effect
@@ -285,6 +289,8 @@ def test_the_default_is_what_it_was_before_it_had_a_preset_of_its_own() -> None:
         "aware": True,
         "length_weight": 1.0,
         "prior_weight": 0.2,
+        "next_tokens": "similar",
+        "bag": True,
     }
     for kind in (LampCos, LampL1L2):
         assert kind().settings() == dataclasses.replace(PRESETS["paper"], **old, **ours)

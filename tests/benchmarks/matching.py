@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--grant", nargs="*", default=["labels", "lengths"])
     parser.add_argument("--freeze", nargs="*", default=["embeddings"])
     parser.add_argument("--mode", choices=["eval", "train"], default="eval", help="train: with the model's dropout")
+    parser.add_argument("--task", choices=["classification", "causal-lm"], default="classification")
+    parser.add_argument("--lora-rank", type=int, default=None)
     parser.add_argument("--local-steps", type=int, default=1, help="FedAvg: gradient steps of the batch size each")
     parser.add_argument("--learning-rate", type=float, help="of local steps, without momentum")
     parser.add_argument("--defense", default="none", help="as on the command line of `simulate`")
@@ -99,6 +101,8 @@ def main() -> None:
                 freeze=tuple(options.freeze),
                 grant=tuple(options.grant),
                 mode=options.mode,
+                task=options.task,
+                lora_rank=options.lora_rank,
             )
             found += attempts_of(Simulator(simulation), attack, options)
         attempts = [attempt for attempt, _ in found]

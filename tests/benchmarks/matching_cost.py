@@ -6,14 +6,19 @@ Prints, for each sentence, CPU milliseconds of one thread, medians of `--repeats
 parameter's gradient formed, a backward pass through the backward pass), and those of this project, for one candidate and for many side by side.
 The last column is what LAMP's settings in the paper cost as usually written: 1,000 scores to start, 2,000 steps, 26 rounds of 200 scores. Eval mode,
 embeddings frozen, lengths and labels granted, cosine distance with the length regulariser. Not collected by pytest.
+
+With `--decoders` it prints the cost of a causal language model beside a classifier instead: an encoder with two classes, and decoders with the same
+number of blocks, hidden size and vocabulary whose labels are the next tokens. All weights are random.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +28,18 @@ from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.audit.simulation.texts import Simulator
+from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.config.simulation import Simulation
+from leakaudit.plugins.testing.small_models import (
+    TEXT_WORDS,
+    bert_tokenizer,
+    client_step,
+    gpt2_config,
+    gpt2_tokenizer,
+    hf,
+)
 from tests.benchmarks.span import arguments
 
 SCORES, STEPS = 1000 + 26 * 200, 2000
@@ -72,8 +86,69 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0], sentences=4)
     parser.set_defaults(seeds=[1])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--decoders", action="store_true", help="compare language models with a classifier instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.decoders:
+        compare_decoders(options.repeats)
+    else:
+        compare_with_usual(options)
+
+
+BLOCKS, HIDDEN, ROWS, TOKENS = 4, 384, 30522, (8, 16, 28)
+"""The shape of both models, that of the trained decoders of `tests.benchmarks.decoders`, and the lengths that are timed."""
+
+
+def compare_decoders(repeats: int) -> None:
+    """Print a row for each length: steps, scores and their ratios to the encoder's."""
+    print(f"{BLOCKS} blocks, hidden size {HIDDEN}, vocabulary {ROWS}")
+    print("| tokens | encoder, two classes: step, score | decoder, head tied: step, score (ratios) | head untied |")
+    print("| --- | --- | --- | --- |")
+    for tokens in TOKENS:
+        costs = [_cost(_seen(kind, tokens), tokens, repeats) for kind in ("encoder", "tied", "untied")]
+        cells = [f"{costs[0][0]:.0f}, {costs[0][1]:.0f}"]
+        for step, score in costs[1:]:
+            cells.append(f"{step:.0f}, {score:.0f} ({step / costs[0][0]:.1f}, {score / costs[0][1]:.1f})")
+        print(f"| {tokens} | {' | '.join(cells)} |", flush=True)
+
+
+def _seen(kind: str, tokens: int) -> Observation:
+    """Return what is seen of a step on one text of that many tokens."""
+    words = (TEXT_WORDS.split() * 2)[: tokens - 2 * (kind == "encoder")]
+    text = " ".join(words)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "encoder":
+            model = hf.BertForSequenceClassification(_encoder_config()).eval()
+            return client_step(model, bert_tokenizer(), [text], [0]).observe()
+        shape = gpt2_config(tie_word_embeddings=kind == "tied")
+        shape.update({"n_embd": HIDDEN, "n_layer": BLOCKS, "n_head": 12, "vocab_size": ROWS})
+        decoder = hf.GPT2LMHeadModel(shape).eval()
+    return client_step(decoder, gpt2_tokenizer(), [text], task="causal-lm").observe()
+
+
+def _encoder_config() -> Any:
+    return hf.BertConfig(
+        vocab_size=ROWS,
+        hidden_size=HIDDEN,
+        intermediate_size=4 * HIDDEN,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=12,
+        max_position_embeddings=32,
+        attn_implementation="eager",
+    )
+
+
+def _cost(seen: Observation, tokens: int, repeats: int) -> list[float]:
+    """Return the milliseconds of a step and of a score of one candidate."""
+    granted = Granted(lengths=(tokens,), labels=(0,) if seen.facts.task == "classification" else None)
+    matcher = Matcher(seen.granting(granted), (tokens,), Objective("cosine"), length_weight=1.0)
+    one = matcher.candidates.random(1, torch.Generator().manual_seed(0))
+    return _both(matcher, one, one, repeats)
+
+
+def compare_with_usual(options: argparse.Namespace) -> None:
+    """Print a row for each sentence: the usual way and ours."""
     print(
         "| tokens | usual: step, score | ours, N = 1: step, score | ours, side by side, each: step (N = 4), score | paper's settings, usual, s |"
     )

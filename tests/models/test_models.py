@@ -201,6 +201,7 @@ def test_the_public_facts_of_a_wordpiece_tokenizer_are_its_frame(encoder: Path) 
         ends_with=(ids["sep"],),
         max_length=tiny.POSITIONS,
         digest=found.digest,
+        marks=found.marks,
     )
     assert len(found.digest) == 64
     assert found.special_ids == frozenset(ids.values())

@@ -260,7 +260,7 @@ class SameStart:
     ("changed", "message"),
     [
         ({}, None),
-        ({"level": "word"}, r"changed: `level` is one of sequence, step; found 'word'"),
+        ({"level": "word"}, r"changed: `level` is one of sequence, batch, step; found 'word'"),
         ({"higher_is_better": False}, r"a higher number is better for the attacker; found False"),
         ({"needs_guess": True}, r"without a guess there is nothing to measure.*: None; found 0\.0"),
         ({"__call__": lambda self, pair: 100.0}, r"the perfect guess scores 1; found 100\.0"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from leakaudit.attacks.film import Film
 from leakaudit.attacks.gradient_mixture import GradientMixture
 from leakaudit.attacks.llg_plus import LlgPlus
 from leakaudit.attacks.pooler_features import PoolerFeatures
@@ -43,6 +44,10 @@ def _on_wide_pooler() -> Any:
     return on_active_server(classifier_step(), WidePooler(width=2000, dimension=24)).observe()
 
 
+def _on_untied_head() -> Any:
+    return tiny.client_step(tiny.gpt2_lm(tied=False), tiny.gpt2_tokenizer(), [TEXT], task="causal-lm").observe()
+
+
 def _sentence_model(folder: Path) -> Path:
     tiny.bert_tokenizer().save_pretrained(folder)
     tiny.hf.BertModel(tiny.bert().config).save_pretrained(folder)
@@ -70,8 +75,11 @@ GRANTED: dict[type, Callable[[Path], Any]] = {
 }
 """Plugin -> an instance with the file that it cannot do without."""
 
-ELSEWHERE: dict[type, Makers] = {PoolerFeatures: {"a classifier with a wide pooler": _on_wide_pooler}}
-"""Attack -> what it is tried on, where an active server has to have changed the model."""
+ELSEWHERE: dict[type, Makers] = {
+    PoolerFeatures: {"a classifier with a wide pooler": _on_wide_pooler},
+    Film: {"a language model with a head of its own": _on_untied_head},
+}
+"""Attack -> what it is tried on, where an active server has to have changed the model, or the tied table of a small model has too few rows."""
 
 
 def _shipped(registry: Registry[Any]) -> list[tuple[str, type]]:

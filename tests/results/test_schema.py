@@ -49,7 +49,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is not a leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.3: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.4: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -134,6 +134,8 @@ def as_before(data: dict[str, Any], version: str) -> dict[str, Any]:
             del sequence["scores"]
     for summary in data["summaries"]:
         del summary["scores"]
+        for key in ("precision", "nerr", "best_rl", "sentences_found"):
+            del summary[key]
     return data | {"schema": f"leakaudit.results/{version}"}
 
 
@@ -146,6 +148,28 @@ def test_results_of_schema_1_2_are_read_as_without_a_catalogue(tmp_path: Path) -
     assert contradictions(found) == ()
     assert found.attempts == now.attempts
     assert found.catalogue.metric_label("rougeL") == "rougeL"
+
+
+def _of_batch(value: float) -> dict[str, Score]:
+    return {"best_rl": Score(value=value), "sentences_found": Score(value=value)}
+
+
+def test_a_summary_has_short_keys_beside_token_recall() -> None:
+    """A reader finds the four scores of version 1.4 where it finds token recall."""
+    attempts = [
+        attempt(i, leaks=leaks).model_copy(update={"scores": attempt(i, leaks=leaks).scores | _of_batch(float(leaks))})
+        for i, leaks in enumerate((True, False))
+    ]
+    (summary,) = to_json(results([step(0), step(1)], attempts))["summaries"]
+    asked = ("token_recall", "precision", "nerr", "best_rl", "sentences_found")
+    assert {key: summary[key] for key in asked} == {
+        "token_recall": summary["scores"]["token_recall"],
+        "precision": summary["scores"]["token_precision"],
+        "nerr": None,
+        "best_rl": 0.5,
+        "sentences_found": 0.5,
+    }
+    assert summary["texts_found"] == 1
 
 
 @pytest.mark.parametrize("key", ["rl", "exact", "token_recall"])

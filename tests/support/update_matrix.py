@@ -7,7 +7,8 @@ No cell is typed by hand.
 
 A cell is what the audit says of an attack and a client's step on a small model: `yes` if the attack gets a gradient or reads the difference
 of weights itself, `direction` if it gets the difference in place of a gradient, `no` if the audit or the attack refuses. Each attack is
-tried on the first of the small models to whose plain gradient it applies.
+tried on the first of the small models to whose plain gradient it applies. An attack on texts that applies to classifiers and to language
+models has a row for each.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ def _classifier() -> nn.Module:
 HOSTS: dict[str, Callable[[Kind], Observation]] = {
     "a classifier": lambda kind: _step(kind, _classifier(), tiny.bert_tokenizer(), "classification").observe(),
     "a language model": lambda kind: _step(kind, tiny.gpt2_lm(), tiny.gpt2_tokenizer(), "causal-lm").observe(),
+    "a language model with a head of its own": lambda kind: _step(
+        kind, tiny.gpt2_lm(tied=False), tiny.gpt2_tokenizer(), "causal-lm"
+    ).observe(),
     "a classifier with a wide pooler": lambda kind: _with_wide_pooler(kind),
 }
 """Description -> step of a client on a small model."""
@@ -165,10 +169,23 @@ class Cell:
     reason: str = ""
 
 
-def cell(name: str, column: str) -> Cell:
-    """Return what the audit says of an attack and a kind of update."""
+LANGUAGE = ", language model"
+"""What follows an attack's name in a row on a language model, if its own row is on a classifier."""
+
+
+def names_on_language_models() -> list[str]:
+    """Return the attacks that apply to a classifier and to a language model."""
+    return [
+        name
+        for name in names()
+        if host_of(name) == "a classifier" and readable(made(name), seen_on("a language model", "gradient"))[1]
+    ]
+
+
+def cell(name: str, column: str, host: str) -> Cell:
+    """Return what the audit says of an attack and a kind of update on a small model."""
     attack = made(name)
-    read, fits = readable(attack, seen_on(host_of(name), column))
+    read, fits = readable(attack, seen_on(host, column))
     if not fits:
         return Cell("no", public_reason(fits.reason, attack))
     return Cell("direction" if read.only_a_direction else "yes")
@@ -182,7 +199,8 @@ def names() -> list[str]:
 def table(cells: Mapping[tuple[str, str], Cell]) -> str:
     """Return the table and the reasons as Markdown."""
     lines = [f"| attack | {' | '.join(KINDS)} |", f"| --- |{' --- |' * len(KINDS)}"]
-    lines += [f"| `{name}` | {' | '.join(cells[name, column].word for column in KINDS)} |" for name in names()]
+    rows = sorted({name for name, _ in cells})
+    lines += [f"| {_shown(row)} | {' | '.join(cells[row, column].word for column in KINDS)} |" for row in rows]
     return "\n".join([*lines, "", "Why not:", "", *_reasons(cells)])
 
 
@@ -191,16 +209,27 @@ def _reasons(cells: Mapping[tuple[str, str], Cell]) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for (name, column), one in cells.items():
         if one.reason:
-            found.setdefault((one.reason, column), []).append(f"`{name}`")
+            found.setdefault((one.reason, column), []).append(_shown(name))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for (reason, column), who in found.items():
         by_reason.setdefault((reason, ", ".join(who)), []).append(column)
     return [f"- {who}; {'; '.join(columns)}: {reason}." for (reason, who), columns in by_reason.items()]
 
 
+def _shown(row: str) -> str:
+    name, language, _ = row.partition(LANGUAGE)
+    return f"`{name}`{language}"
+
+
 def all_cells() -> dict[tuple[str, str], Cell]:
-    """Return every cell."""
-    return {(name, column): cell(name, column) for name in names() for column in KINDS}
+    """Return every cell, by row and column."""
+    found = {(name, column): cell(name, column, host_of(name)) for name in names() for column in KINDS}
+    more = {
+        (name + LANGUAGE, column): cell(name, column, "a language model")
+        for name in names_on_language_models()
+        for column in KINDS
+    }
+    return found | more
 
 
 def on_page() -> str:

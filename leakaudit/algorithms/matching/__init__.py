@@ -2,9 +2,10 @@
 
 The attacks `dlg`, `tag`, `lamp-cos`, `lamp-l1l2`, `grab` and `pooler-features` use it. Data flows through these steps:
 
-1. `run`: from an observation to a reconstruction. `batch_shape` gives the number and lengths of the sequences.
+1. `run`: from an observation to a reconstruction, with the settings of DLG and TAG (`plain`) and of LAMP (`lamp`). `batch_shape` gives the number and lengths of the sequences.
 2. `starts`: the first `candidates`, made by `candidate_maker`; `known_tokens` are fixed; `learned_masks` can be unknowns, too.
-3. `candidate_gradients`: gradients of many candidates in one pass, as pairs of inputs and output gradients (`layers`).
+3. `candidate_gradients`: gradients of many candidates in one pass, as pairs of inputs and output gradients (`layers`). Their
+   loss compares the model's answer with `guessed_labels`: classes, or the next tokens of a causal language model.
 4. `comparison`: their distance (`objective`) to the observed gradient, by `target_factors`, `pruned_blocks` and
    `vector_target`. `restoration` first fills in pruned entries (`low_rank_completion`) and removes noise
    (`singular_value_shrinkage`); `whitening` gives a metric for cosines. `matcher` combines steps 2 to 4.
@@ -28,16 +29,19 @@ __all__ = [
     "dropout_masks",
     "feature_matcher",
     "feature_refinement",
+    "guessed_labels",
     "hybrid_search",
     "known_tokens",
     "lamp",
     "layers",
     "learned_masks",
+    "length_regulariser",
     "low_rank_completion",
     "matcher",
     "objective",
     "permutation_rounds",
     "permutations",
+    "plain",
     "pooler_moments",
     "position_assignment",
     "pruned_blocks",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import anatomy_of, find_last_feed_forward, input_stage_of
+from leakaudit.models.structure import Anatomy, anatomy_of, find_last_feed_forward, input_stage_of, prefix_readers
 from leakaudit.models.vocabulary import Vocabulary
 
 CLEAR_GAP = 1e4
@@ -57,7 +58,9 @@ def guess_shape(seen: Observation) -> BatchShape:
     - B is the number of granted labels, else the protocol's batch size times the local steps, else a rank. This is the rank of
       the last feed-forward part's update, which has one row for each sequence. If the rank is not clear, B is 1.
     - If the position table is shared, its non-zero rows are the positions of the longest sequence, and all sequences are
-      assumed to be that long. Otherwise the rank of the first block's attention updates is the number of distinct inputs. If
+      assumed to be that long. Otherwise the rank of the first block's attention updates is the number of distinct inputs. In a
+      causal language model it is the rank of an update behind the first attention, whose inputs are prefixes, and the
+      last token of each sequence counts in addition: no loss follows it, so it has no gradient. If
       texts end with a public token, the lengths are those that add up to this number and at which that token lies in the
       span. Otherwise all sequences are assumed to be equally long.
 
@@ -71,12 +74,12 @@ def guess_shape(seen: Observation) -> BatchShape:
         raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
     sequences = _number_of_sequences(seen)
     positions = _touched_positions(seen)
+    unseen = int(facts.task == "causal-lm")  # no loss follows the last token, so its place has no gradient
     if positions:
-        return BatchShape((positions,) * sequences, "positions")
+        return BatchShape((positions + unseen,) * sequences, "positions")
     anatomy = anatomy_of(seen.model)
-    stacked = stacked_update(seen.update, anatomy)
-    basis = span_of(stacked) if bool(stacked.any()) else None
-    if basis is None or basis.noisy:
+    basis = _span_of_inputs(seen, anatomy)
+    if basis is None:
         raise AnatomyError(
             "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
             "no clear rank; grant `lengths`"
@@ -86,13 +89,30 @@ def guess_shape(seen: Observation) -> BatchShape:
         name in facts.dropout for name in anatomy.dropout_before + anatomy.dropout_after
     )
     around = 0 if masked else len(facts.vocabulary.starts_with)
-    total = basis.rank + (sequences - 1) * around
+    total = basis.rank + (sequences - 1) * around + sequences * unseen
     if sequences > 1 and facts.local_steps == 1:
         lengths = _lengths_from_ends(seen, basis, sequences, total, exact=not masked)
         if lengths is not None:
             return BatchShape(lengths, "ends")
     length = math.ceil(total / sequences)
     return BatchShape((min(length, facts.vocabulary.max_length),) * sequences, "rank")
+
+
+def _span_of_inputs(seen: Observation, anatomy: Anatomy) -> Basis | None:
+    """Return the span whose rank counts the batch's tokens; None if no layer tells it.
+
+    It is that of the first block's attention inputs. A language model's decoder has a better one: without positions these
+    inputs are only the distinct tokens, but behind the first attention they are the distinct prefixes.
+    """
+    stacks = [stacked_update(seen.update, anatomy)]
+    if seen.facts.task == "causal-lm":
+        stacks += [
+            stacked_update(seen.update, replace(anatomy, projections=group, adapters=()))
+            for group in prefix_readers(seen.model)
+            if group[0].by_output(seen.model.get_parameter(group[0].weight)).shape[1] == anatomy.hidden
+        ]
+    found = [span_of(stacked) for stacked in stacks if stacked.numel() and bool(stacked.any())]
+    return max((basis for basis in found if not basis.noisy), key=lambda basis: basis.rank, default=None)
 
 
 def _number_of_sequences(seen: Observation) -> int:

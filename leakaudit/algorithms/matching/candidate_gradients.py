@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from leakaudit.algorithms.matching.batch_shape import equal_lengths
 from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.dropout_masks import dropping, layout_of, masked_by
+from leakaudit.algorithms.matching.guessed_labels import Labels
 from leakaudit.algorithms.matching.layers import (
     AGREES,
     Layer,
@@ -62,15 +62,22 @@ class CandidateGradients:
     """Runs candidates through a copy of the public model that shares its weights."""
 
     def __init__(
-        self, seen: Observation, lengths: Sequence[int], exposure: Sequence[str] = ("*",), *, dropout: bool = False
+        self,
+        seen: Observation,
+        lengths: Sequence[int],
+        labels: Labels,
+        exposure: Sequence[str] = ("*",),
+        *,
+        dropout: bool = False,
     ) -> None:
         """Find the parameters whose gradients can be separated by candidate.
 
         `seen` is not changed, neither here nor by any method.
 
         Args:
-            seen: model, shared update, granted labels.
+            seen: model, shared update.
             lengths: (B,) tokens of each sequence.
+            labels: the labels of candidates.
             exposure: patterns of the names of parameters to match; others are left out.
             dropout: apply the candidates' own masks wherever the model has dropout in training.
 
@@ -81,11 +88,8 @@ class CandidateGradients:
         self._running = 1  # rows of the present pass
         weights = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in seen.model.parameters()}
         self._model = self._drops_in = copy.deepcopy(seen.model, weights).eval()
-        labels = seen.facts.granted.labels
-        device = next(self._model.parameters()).device
-        self.labels = None if labels is None else torch.tensor(labels, device=device)
-        """(B,) granted classes."""
-        self.classes = int(seen.facts.num_labels or 0)
+        self.labels = labels
+        """The labels of candidates."""
         self.masks = layout_of(self._model, list(equal_lengths(self.lengths)), self._pass) if dropout else None
         """Layout of the dropout masks; None if the model has no dropout, or if dropout is not modelled."""
         words = word_embedding(seen.model)
@@ -111,11 +115,15 @@ class CandidateGradients:
         """Parameters whose gradients are formed, in the order of `Pairs`."""
         return [vector for layer in self._layers for vector in layer.vectors]
 
-    def losses(self, dummy: Candidate) -> Tensor:
+    def losses(self, dummy: Candidate, tokens: Tensor | None = None) -> Tensor:
         """Return (N,) each candidate's mean cross-entropy.
 
         Sequences of equal length run together, so that there is no padding. Some classifiers find the last token by padding
         ids, which candidates do not have, because they are embeddings.
+
+        Args:
+            dummy: N candidates.
+            tokens: (N, B, T) int64 their tokens, which are then a language model's labels; None for embeddings.
         """
         candidates = len(dummy.embeddings)
         total = dummy.embeddings.new_zeros(candidates)
@@ -124,26 +132,24 @@ class CandidateGradients:
             mask = torch.ones(some.shape[:2], device=some.device)
             self._running = len(some)
             with self._dropping(dummy.masks, rows):
-                logits = self._model(inputs_embeds=some, attention_mask=mask).logits  # (N rows, C)
-            if self.labels is not None:
-                target: Tensor = self.labels[rows].repeat(candidates)
-            else:
-                target = dummy.label_logits[:, rows].flatten(0, 1).softmax(dim=1)
-            each = functional.cross_entropy(logits, target, reduction="none")
-            total = total + each.view(candidates, -1).sum(dim=1)
-        return total / len(self.lengths)
+                logits = self._model(
+                    inputs_embeds=some, attention_mask=mask
+                ).logits  # (N rows, C) or (N rows, length, V)
+            total = total + self.labels.losses(logits, dummy, rows, tokens)
+        return total / self.labels.terms(self.lengths)
 
-    def pairs(self, dummy: Candidate, *, differentiable: bool) -> Pairs:
+    def pairs(self, dummy: Candidate, *, differentiable: bool, tokens: Tensor | None = None) -> Pairs:
         """Return the gradients of all candidates.
 
         Args:
             dummy: N candidates, with the public tokens at their positions.
             differentiable: keep the graph, so that the result can be differentiated by the candidates.
+            tokens: (N, B, T) int64 tokens of candidates that consist of tokens; None for embeddings.
         """
         candidates = len(dummy.embeddings)
         result = Pairs([], [], [])
         with torch.enable_grad():
-            for layer, record, output_gradient in self._output_gradients(dummy, differentiable):
+            for layer, record, output_gradient in self._output_gradients(dummy, differentiable, tokens):
                 if layer.matrix is not None:
                     result.inputs.append(tokens_joined(layer_inputs(layer.module, record), candidates))
                     result.output_gradients.append(output_gradient)
@@ -156,7 +162,9 @@ class CandidateGradients:
                     result.vectors.append(each.sum(dim=1))
         return result if differentiable else Pairs(*([tensor.detach() for tensor in part] for part in result))
 
-    def _output_gradients(self, dummy: Candidate, differentiable: bool) -> Iterator[tuple[Layer, Record, Tensor]]:
+    def _output_gradients(
+        self, dummy: Candidate, differentiable: bool, tokens: Tensor | None = None
+    ) -> Iterator[tuple[Layer, Record, Tensor]]:
         """Run forward and backward, and yield each layer's record and output gradient.
 
         The output gradient, (N, M, out), is the gradient of the loss by the layer's output.
@@ -165,7 +173,7 @@ class CandidateGradients:
         if not dummy.embeddings.requires_grad:
             dummy = dummy._replace(embeddings=dummy.embeddings.detach().requires_grad_())
         with recording([layer.module for layer in self._layers], candidates, lambda: self._running) as records:
-            loss = self.losses(dummy).sum()
+            loss = self.losses(dummy, tokens).sum()
         made = [tensor for record in records for tensor in record.made]
         found = iter(torch.autograd.grad(loss, made, create_graph=differentiable))
         for layer, record in zip(self._layers, records, strict=True):
@@ -184,7 +192,7 @@ class CandidateGradients:
             inputs_embeds=table[:1].expand(1, length, -1), attention_mask=torch.ones(1, length, device=table.device)
         )
 
-    def direct(self, dummy: Candidate, names: Sequence[str]) -> list[Tensor | None]:
+    def direct(self, dummy: Candidate, names: Sequence[str], tokens: Tensor | None = None) -> list[Tensor | None]:
         """Return one candidate's gradients by automatic differentiation.
 
         They are the reference for the gradients from pairs.
@@ -192,6 +200,7 @@ class CandidateGradients:
         Args:
             dummy: one candidate.
             names: parameters.
+            tokens: (1, B, T) int64 tokens of a candidate that consists of tokens; None for embeddings.
         """
         held = dict(self._model.named_parameters())
         live = {name: held[name].detach().requires_grad_() for name in names}
@@ -199,7 +208,7 @@ class CandidateGradients:
         with torch.enable_grad():
             self._model = _Calling(model, live)  # type: ignore[assignment]
             try:
-                loss = self.losses(dummy).sum()
+                loss = self.losses(dummy, tokens).sum()
             finally:
                 self._model = model
             return list(torch.autograd.grad(loss, list(live.values()), allow_unused=True))
@@ -271,9 +280,9 @@ class CandidateGradients:
         rng = torch.Generator().manual_seed(0)
         shape = (1, len(self.lengths), max(self.lengths))
         embeddings = table.square().mean().sqrt().cpu() * torch.randn(*shape, table.shape[1], generator=rng)
-        logits = torch.randn(*shape[:2], self.classes, generator=rng)
+        logits = torch.randn(1, *self.labels.shape, generator=rng)
         masks = torch.zeros(1, 0) if self.masks is None else (1 - self.masks.rates)[None]
-        return Candidate(*(part.to(table.device) for part in (embeddings, logits, masks)))
+        return Candidate(*(part.to(table) for part in (embeddings, logits, masks)))
 
 
 def _same(gradient: Tensor, true: Tensor | None) -> bool:

@@ -23,7 +23,7 @@ class CandidateMaker:
         self,
         table: Tensor,
         lengths: Sequence[int],
-        classes: int,
+        label_shape: tuple[int, ...],
         masks: LearnedMasks,
         layout: MaskLayout | None,
         scale: float,
@@ -33,12 +33,12 @@ class CandidateMaker:
         Args:
             table: (V, D) word embedding.
             lengths: (B,) tokens of each sequence.
-            classes: C.
+            label_shape: shape of one candidate's label logits.
             masks: gives the start values of dropout masks.
             layout: layout of these masks; None if dropout is not modelled.
             scale: standard deviation of the entries of random embeddings.
         """
-        self._table, self._shape, self._classes = table, (len(lengths), max(lengths)), classes
+        self._table, self._shape, self._label_shape = table, (len(lengths), max(lengths)), label_shape
         self._masks, self._layout = masks, layout
         self.scale = scale
 
@@ -50,7 +50,7 @@ class CandidateMaker:
         longer, so that the position vectors that are added to them hardly count.
         """
         drawn = torch.randn(candidates, *self._shape, self._table.shape[1], generator=rng)
-        logits = torch.randn(candidates, self._shape[0], self._classes, generator=rng)
+        logits = torch.randn(candidates, *self._label_shape, generator=rng)
         device = self._table.device
         return Candidate((self.scale * drawn).to(device), logits.to(device), self._masks.full(candidates))
 
@@ -61,15 +61,19 @@ class CandidateMaker:
 
         Args:
             batches: N batches of B sequences of token ids.
-            label_logits: (N, B, C).
+            label_logits: (N, ...).
             masks: (P,) of dropout, the same for all candidates; None for masks at their mean.
         """
+        dropped = self._masks.full(1)[0] if masks is None else masks
+        return Candidate(self._table[self.ids(batches)], label_logits, dropped.expand(len(batches), -1))
+
+    def ids(self, batches: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        """Return (N, B, T) int64 the tokens of N batches; 0 behind a sequence's end."""
         ids = torch.zeros(len(batches), *self._shape, dtype=torch.long)
         for number, batch in enumerate(batches):
             for row, sequence in enumerate(batch):
                 ids[number, row, : len(sequence)] = torch.tensor(sequence)
-        dropped = self._masks.full(1)[0] if masks is None else masks
-        return Candidate(self._table[ids.to(self._table.device)], label_logits, dropped.expand(len(batches), -1))
+        return ids.to(self._table.device)
 
     def rearranged(self, candidates: Candidate, row: int, order: Permutation) -> Candidate:
         """Return a copy with one sequence's tokens in another order.
@@ -83,5 +87,9 @@ class CandidateMaker:
         """
         embeddings = candidates.embeddings.clone()
         embeddings[:, row, : len(order)] = candidates.embeddings[:, row, list(order)]
+        logits = candidates.label_logits
+        if logits.dim() == 4:  # of the token at each place
+            logits = logits.clone()
+            logits[:, row, : len(order)] = candidates.label_logits[:, row, list(order)]
         masks = candidates.masks if self._layout is None else self._layout.rearranged(candidates.masks, row, order)
-        return candidates._replace(embeddings=embeddings, masks=masks)
+        return Candidate(embeddings, logits, masks)

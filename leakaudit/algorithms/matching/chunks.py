@@ -7,8 +7,6 @@ from typing import TypeVar
 
 import torch
 
-from leakaudit.algorithms.matching.candidates import Candidate
-
 Result = TypeVar("Result")
 
 
@@ -22,22 +20,24 @@ class Chunks:
         self.halvings = 0
         """How often memory ran out, so that the size of a chunk was halved."""
 
-    def run(self, candidates: Candidate, function: Callable[[Candidate], Result]) -> Iterator[Result]:
+    def run(self, candidates: int, function: Callable[[slice], Result]) -> Iterator[Result]:
         """Yield the function's result for each chunk of the candidates.
+
+        The function gets the numbers of a chunk's candidates as a slice.
 
         Raises:
             RuntimeError: the function's error, if it is not about memory, or if a single candidate needs too much memory.
         """
         start = 0
-        while start < len(candidates.embeddings):
-            part = candidates.take(slice(start, start + self.size))
+        while start < candidates:
+            part = slice(start, min(start + self.size, candidates))
             try:
                 found = function(part)
             except RuntimeError as error:
                 self._halve(error)
                 continue
             yield found
-            start += len(part.embeddings)
+            start = part.stop
 
     def _halve(self, error: RuntimeError) -> None:
         """Run half as many candidates at once from now on, if memory ran out.

@@ -219,7 +219,7 @@ class Run:
 
     def explained(self, number: int = 0) -> bool:
         """Return whether a candidate's tokens have the observed gradient."""
-        tokens, _ = self._matcher.tokens(self.now.embeddings[number])
+        tokens, _ = self._matcher.tokens(self.now.embeddings[number], self.now.label_logits[number])
         return self._matcher.explain(tokens, self.now.label_logits[number])
 
     def settle(self) -> None:

@@ -40,12 +40,11 @@ def distances_by_dropout(
     objective, gradients = matcher.objective, matcher.gradients
     if gradients.masks is None or objective.masked or objective.filled or objective.sigma > 0:
         return []
-    certain = matcher.certain(label_logits)[None]
-    own = matcher.first_order(matcher.known.placed(matcher.candidates.of_tokens([tokens], certain, masks)))
+    own = matcher.token_pairs([tokens], label_logits, masks)
     found = []
     for drawn in matcher.masks.drawn(draws, rng):
         behind = torch.where(matcher.masks.learned > 0, masks, drawn)
-        pairs = matcher.first_order(matcher.known.placed(matcher.candidates.of_tokens([tokens], certain, behind)))
+        pairs = matcher.token_pairs([tokens], label_logits, behind)
         made = gradients.formed(pairs, 0)
         comparison = Comparison(objective, gradients.matrices, gradients.vectors, made, sum(matcher.lengths))
         found += comparison.losses(own).tolist()

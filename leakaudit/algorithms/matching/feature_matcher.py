@@ -74,7 +74,7 @@ class FeatureMatcher(Matcher):
             start_scale=recipe.start_scale,
         )
         self._seen = seen
-        self._dense = seen.model.get_submodule(find_pooler(seen.model, self.classes).dense)
+        self._dense = seen.model.get_submodule(find_pooler(seen.model, self.labels.classes).dense)
         self._features = functional.normalize(features, dim=1).float().to(self.table.device)
         self._weight = feature_weight
         self._continuous = phase in ("continuous", "both") and len(features) > 0

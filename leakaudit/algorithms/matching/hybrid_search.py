@@ -151,7 +151,7 @@ class _Search:
             if hybrid.seats:
                 for row in range(len(matcher.lengths)):
                     run.assign_positions(row)
-            tokens, likeness = matcher.tokens(run.now.embeddings[0])
+            tokens, likeness = matcher.tokens(run.now.embeddings[0], run.now.label_logits[0])
             known = [tuple(tokens)]
             if guess is not None and hybrid.keep == "best":
                 known.append(guess.tokens)
@@ -195,7 +195,7 @@ class _Search:
         """Return the guess that explains the update best with masks of its own."""
         matcher, steps = self._matcher, self._hybrid.verdict_steps
         batches = sorted(self._finalists, key=lambda batch: self._finalists[batch])[:FINALISTS]
-        certain = matcher.certain(label_logits).expand(len(batches), -1, -1)
+        certain = matcher.certain(label_logits, len(batches))
         descent = Descent(steps, STILL, mask_step=VERDICT_MASK_STEP)
         run = Run(matcher, descent, matcher.candidates.of_tokens(batches, certain), self._rng, optimise_labels=False)
         while run.taken < steps and not self._budget.exhausted():

@@ -28,7 +28,7 @@ class KnownTokens:
         """
         self._vocabulary, self._lengths, self._table = vocabulary, tuple(lengths), table
         self._held: dict[int, tuple[int, ...]] = {}
-        self._fixed, self._embeddings = self._laid_out()
+        self._fixed, self._embeddings, self.ids = self._laid_out()
 
     def hold(self, tokens: Mapping[int, tuple[int, ...]]) -> None:
         """Treat these sequences as known from now on.
@@ -37,7 +37,7 @@ class KnownTokens:
             tokens: number of a sequence -> its token ids. All other sequences are unknown from now on.
         """
         self._held = dict(tokens)
-        self._fixed, self._embeddings = self._laid_out()
+        self._fixed, self._embeddings, self.ids = self._laid_out()
 
     def of(self, row: int) -> Mapping[int, int]:
         """Return position -> token for the known tokens of a sequence."""
@@ -53,13 +53,18 @@ class KnownTokens:
         """Return the candidates with the known tokens at their positions."""
         return candidates._replace(embeddings=torch.where(self._fixed, self._embeddings, candidates.embeddings))
 
-    def _laid_out(self) -> tuple[Tensor, Tensor]:
-        """Return (B, T, 1) whether a token is known, and (B, T, D) its embedding."""
+    def _laid_out(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (B, T, 1) whether a token is known, its embedding, and its id.
+
+        The embedding is (B, T, D). The id is (B, T) int64, and -1 for unknown tokens.
+        """
         shape = (len(self._lengths), max(self._lengths))
         fixed = torch.zeros(*shape, 1, dtype=torch.bool, device=self._table.device)
         embeddings = torch.zeros(*shape, self._table.shape[1], device=self._table.device)
+        ids = torch.full(shape, -1, device=self._table.device)
         for row in range(len(self._lengths)):
             for place, token in self.of(row).items():
                 fixed[row, place] = True
                 embeddings[row, place] = self._table[token]
-        return fixed, embeddings
+                ids[row, place] = token
+        return fixed, embeddings, ids

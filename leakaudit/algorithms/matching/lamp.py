@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.run import (
@@ -62,6 +63,8 @@ class Settings:
     stop_early: bool
     keep: Keep
     aware: bool
+    next_tokens: NextTokenLabels
+    bag: bool
 
 
 PAPER = Settings(
@@ -90,6 +93,8 @@ PAPER = Settings(
     stop_early=False,
     keep="last",
     aware=False,
+    next_tokens="joint",
+    bag=False,
 )
 
 LARGE = replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5)
@@ -106,6 +111,8 @@ IMPROVED = replace(
     stop_early=True,
     keep="best",
     aware=True,
+    next_tokens="similar",
+    bag=True,
 )
 
 FAST = replace(
@@ -196,6 +203,11 @@ class Lamp:
     """Return the `best` candidate at the end of a round, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
+    next_tokens: NextTokenLabels | None = None
+    """Labels under a causal language model's loss (`guessed_labels`). Tokens of a discrete step always have their exact labels."""
+    bag: bool | None = None
+    """Take only words whose rows of the word embedding were updated, if the table is trained, not tied to a head, and no defence is declared.
+    Not in the paper, where the table is frozen (App. A.1)."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """How to find labels that are not granted: try each assignment for `trial_steps` (LAMP, Sec. 4.2), or optimise them jointly."""
     restarts: int | None = None
@@ -243,6 +255,11 @@ class Lamp:
     def stands_in(self) -> bool:
         """Whether the built-in prior replaces the paper's."""
         return self.prior is None and self.settings().prior == STAND_IN
+
+    @property
+    def language_model(self) -> str:
+        """The prior that judges an order; empty for none."""
+        return self.settings().prior
 
     @property
     def prior_facts(self) -> dict[str, float]:
@@ -328,4 +345,6 @@ class Lamp:
             relative=chosen.relative,
             start_scale=chosen.start_scale,
             aware=chosen.aware,
+            next_tokens=chosen.next_tokens,
+            bag=chosen.bag,
         )

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients, Pairs
 from leakaudit.algorithms.matching.candidate_maker import CandidateMaker
 from leakaudit.algorithms.matching.candidates import Candidate, joined
 from leakaudit.algorithms.matching.chunks import Chunks
 from leakaudit.algorithms.matching.comparison import Comparison
+from leakaudit.algorithms.matching.guessed_labels import Labels, NextTokenLabels, labels_of
 from leakaudit.algorithms.matching.known_tokens import KnownTokens
 from leakaudit.algorithms.matching.learned_masks import LearnedMasks, MaskPlaces
+from leakaudit.algorithms.matching.length_regulariser import LengthRegulariser
 from leakaudit.algorithms.matching.objective import Objective, with_declared_defenses
 from leakaudit.algorithms.matching.position_assignment import position_vectors
 from leakaudit.algorithms.matching.word_table import WordTable
@@ -35,8 +36,8 @@ EXPLAINED = 1e-4
 MiniLM, one CoLA training sentence of 8 tokens): 1e-5 for the true sentence, and at least 0.04 for 43 other orders of its
 words. `prove` then decides whether the guess is right."""
 
-CERTAIN = 30.0
-"""Logit of a class that is taken as certain; each other class keeps a probability of 1e-13."""
+CHUNK_LOGITS = 2**24
+"""Most logits of a language model's head in one pass. Our choice: a tensor of them takes 64 MiB, and a pass keeps about ten such tensors."""
 
 
 class Matcher:
@@ -59,6 +60,8 @@ class Matcher:
         start_scale: float = 0.0,
         denoise: bool = True,
         noise_rescales: bool = False,
+        next_tokens: NextTokenLabels = "similar",
+        bag: bool = False,
     ) -> None:
         """Prepare the parts; `seen` is not changed, neither here nor by any method.
 
@@ -83,13 +86,18 @@ class Matcher:
             denoise: if the protocol declares noise and `aware` is true, remove it (`singular_value_shrinkage`) and weigh parameters
                 by the remaining signal.
             noise_rescales: match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping.
+            next_tokens: labels of embeddings under a causal language model's loss (`guessed_labels`).
+            bag: take only tokens whose rows of the word embedding were updated, if these rows tell them.
 
         Raises:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
-        self.length_weight = length_weight
-        self.gradients = CandidateGradients(seen, lengths, exposure, dropout=dropout)
+        self.words = WordTable(seen, self.lengths, bag=bag)
+        self.known = KnownTokens(seen.facts.vocabulary, self.lengths, self.table)
+        self.labels: Labels = labels_of(seen, self.lengths, self.words, self.known, next_tokens)
+        """The labels of candidates."""
+        self.gradients = CandidateGradients(seen, lengths, self.labels, exposure, dropout=dropout)
         self.objective = with_declared_defenses(
             objective, seen, aware=aware, fill=fill, denoise=denoise, noise_rescales=noise_rescales
         )
@@ -98,10 +106,8 @@ class Matcher:
         )
         self.positions = position_vectors(seen, max(self.lengths))
         """(T, D) the vectors that the model adds to embeddings at each position; None if it does more than add."""
-        self.words = WordTable(seen)
         self.unit = self.words.root_mean_square if relative else 1.0
         """Unit of Adam's step: the root mean square of the word embedding's entries, or 1."""
-        self.known = KnownTokens(seen.facts.vocabulary, self.lengths, self.table)
         opening = range(len(seen.facts.vocabulary.starts_with))
         self.masks = LearnedMasks(
             self.gradients.masks,
@@ -112,12 +118,11 @@ class Matcher:
         )
         scale = start_scale or self.words.mean_length / self.table.shape[1] ** 0.5
         self.candidates = CandidateMaker(
-            self.table, self.lengths, self.classes, self.masks, self.gradients.masks, scale
+            self.table, self.lengths, self.labels.shape, self.masks, self.gradients.masks, scale
         )
-        self._inside = torch.zeros(len(self.lengths), max(self.lengths), 1, device=self.table.device)
-        for row, length in enumerate(self.lengths):
-            self._inside[row, :length] = 1.0
-        self.chunks = Chunks(max(1, CHUNK_TOKENS // sum(self.lengths)))
+        self._length_loss = LengthRegulariser(length_weight, self.words.mean_length, self.lengths, self.table.device)
+        at_once = CHUNK_TOKENS if seen.facts.task != "causal-lm" else min(CHUNK_TOKENS, CHUNK_LOGITS // len(self.table))
+        self.chunks = Chunks(max(1, at_once // sum(self.lengths)))
 
     @property
     def table(self) -> Tensor:
@@ -146,14 +151,9 @@ class Matcher:
         return self.chunks.size
 
     @property
-    def knows_labels(self) -> bool:
-        """Whether the labels are granted."""
-        return self.gradients.labels is not None
-
-    @property
     def classes(self) -> int:
-        """The number C of classes."""
-        return self.gradients.classes
+        """The number C of classes; 0 for a language model."""
+        return self.labels.classes
 
     def free_places(self, row: int) -> list[int]:
         """Return the positions of a sequence whose tokens are not known."""
@@ -161,14 +161,17 @@ class Matcher:
 
     def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) float64 objective plus regulariser of each candidate."""
-        return torch.cat(list(self.chunks.run(dummy, self._losses)))
+        return torch.cat(list(self.chunks.run(len(dummy.embeddings), lambda some: self._losses(dummy.take(some)))))
 
     def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return (N,) losses and the derivatives of their sum by the candidates.
 
         The derivatives are zero for labels that are granted.
         """
-        losses, slopes = zip(*self.chunks.run(dummy, self._losses_and_derivatives), strict=True)
+        losses, slopes = zip(
+            *self.chunks.run(len(dummy.embeddings), lambda some: self._losses_and_derivatives(dummy.take(some))),
+            strict=True,
+        )
         return torch.cat(losses), joined(slopes)
 
     def explain(self, tokens: Sequence[Sequence[int]], label_logits: Tensor) -> bool:
@@ -178,7 +181,7 @@ class Matcher:
 
         Args:
             tokens: (B,) sequences of token ids.
-            label_logits: (B, C).
+            label_logits: of one candidate.
         """
         return self.explained_by(self.token_losses([tokens], label_logits)[0])
 
@@ -194,31 +197,36 @@ class Matcher:
     ) -> list[float]:
         """Return the distances of N batches of tokens, without the regulariser.
 
-        Each batch has its likeliest labels.
+        Each batch has its likeliest labels. A language model's labels are the tokens.
 
         Args:
             batches: N batches of B sequences of token ids.
-            label_logits: (B, C).
+            label_logits: of one candidate, (B, C) for classes.
             masks: (P,) of dropout, the same for all batches; None for masks at their mean.
         """
-        certain = self.certain(label_logits).expand(len(batches), -1, -1)
-        dummy = self.known.placed(self.candidates.of_tokens(batches, certain, masks))
-        found = self.chunks.run(dummy, lambda part: self._comparison.losses(self.first_order(part)))
+        found = self.chunks.run(
+            len(batches), lambda some: self._comparison.losses(self.token_pairs(batches[some], label_logits, masks))
+        )
         return [loss for part in found for loss in part.tolist()]
 
-    def certain(self, label_logits: Tensor) -> Tensor:
-        """Return (B, C) logits with all probability on the likeliest labels."""
-        return functional.one_hot(label_logits.argmax(dim=1), self.classes).to(label_logits) * CERTAIN
+    def token_pairs(
+        self, batches: Sequence[Sequence[Sequence[int]]], label_logits: Tensor, masks: Tensor | None = None
+    ) -> Pairs:
+        """Return the gradients of batches of tokens with their likeliest labels.
 
-    def first_order(self, placed: Candidate) -> Pairs:
-        """Return the gradients of candidates, without a graph.
-
-        Args:
-            placed: candidates with the known tokens at their positions.
+        The arguments are those of `token_losses`.
         """
-        return self.gradients.pairs(placed, differentiable=False)
+        dummy = self.candidates.of_tokens(batches, self.certain(label_logits, len(batches)), masks)
+        return self.gradients.pairs(self.known.placed(dummy), differentiable=False, tokens=self.candidates.ids(batches))
 
-    def tokens(self, embeddings: Tensor) -> tuple[list[tuple[int, ...]], list[float]]:
+    def certain(self, label_logits: Tensor, candidates: int) -> Tensor:
+        """Return (N, ...) logits that are certain of one candidate's likeliest labels."""
+        certain = self.labels.certain(label_logits)
+        return certain.expand(candidates, *certain.shape)
+
+    def tokens(
+        self, embeddings: Tensor, label_logits: Tensor | None = None
+    ) -> tuple[list[tuple[int, ...]], list[float]]:
         """Return the tokens with the highest cosines, and mean cosines.
 
         The tokens are chosen as in LAMP (Algorithm 1). There is one mean cosine for each sequence. Special tokens stand only where the
@@ -226,25 +234,24 @@ class Matcher:
 
         Args:
             embeddings: (B, T, D) of one candidate.
+            label_logits: of the same candidate. They tell the last tokens if a language model's labels are optimised.
         """
         values, ids = (each.tolist() for each in self.words.nearest(embeddings))
+        last = None if label_logits is None else self.labels.last_tokens(label_logits, self.lengths)
         found, likeness = [], []
         for row, length in enumerate(self.lengths):
             known = self.known.of(row)
+            if last is not None:
+                ids[row][length - 1] = last[row]
             found.append(tuple(known.get(place, ids[row][place]) for place in range(length)))
             free = [values[row][place] for place in range(length) if place not in known]
             likeness.append(min(1.0, max(0.0, sum(free) / len(free))) if free else 1.0)
         return found, likeness
 
-    def labels(self, label_logits: Tensor) -> list[int]:
-        """Return (B,) the granted labels, or the likeliest of (B, C) logits."""
-        known = self.gradients.labels
-        return [int(label) for label in (label_logits.argmax(dim=1) if known is None else known)]
-
     def _losses(self, dummy: Candidate) -> Tensor:
         placed = self.known.placed(dummy.detached())
-        losses = self._comparison.losses(self.first_order(placed))
-        if self.length_weight:
+        losses = self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+        if self._length_loss.weight:
             losses = losses + self._length_loss(placed.embeddings).double()
         return losses + self.masks.penalty(dummy.masks) if self.masks.weight else losses
 
@@ -263,12 +270,12 @@ class Matcher:
             chosen = [n for n, tensor in enumerate(made) if tensor.requires_grad]
             outputs = [made[n] for n in chosen]
             weights: list[Tensor | None] = [by_made[n] for n in chosen]
-            if self.length_weight:
+            if self._length_loss.weight:
                 length_loss = self._length_loss(placed.embeddings)
                 losses = losses + length_loss.detach().double()
                 outputs.append(length_loss.sum())
                 weights.append(None)
-            unknown = (True, not self.knows_labels, live.masks.shape[1] > 0)
+            unknown = (True, self.labels.unknown, live.masks.shape[1] > 0)
             wanted = [part for part, open_ in zip(live, unknown, strict=True) if open_]
             if self.masks.weight and unknown[2]:
                 mask_losses = self.masks.penalty(live.masks)
@@ -280,12 +287,3 @@ class Matcher:
             *(next(found) if open_ else torch.zeros_like(part) for part, open_ in zip(dummy, unknown, strict=True))
         )
         return losses, derivatives._replace(masks=derivatives.masks * self.masks.learned)
-
-    def _length_loss(self, placed: Tensor) -> Tensor:
-        """Return (N,) the regulariser of embedding lengths (LAMP, L_reg).
-
-        alpha_reg (mean token norm - mean norm of the word embedding's rows)^2.
-        """
-        norms = placed.square().sum(dim=3).clamp_min(1e-12).sqrt() * self._inside[..., 0]  # (N, B, T)
-        mean = norms.sum(dim=(1, 2)) / sum(self.lengths)
-        return self.length_weight * (mean - self.words.mean_length).square()

@@ -84,7 +84,7 @@ class PermutationRounds:
 
     def run_round(self, run: Run, budget: Budget) -> None:
         """Try new orders of each sequence in turn, and keep the best one."""
-        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0], run.now.label_logits[0])
         moved = False
         unlikely = 0.0  # L_lm of the sequences so far; with it, the loss at the last sequence is that of the batch
         for row, sequence in enumerate(tokens):
@@ -110,7 +110,7 @@ class PermutationRounds:
             if row == len(tokens) - 1:
                 self._note(run, float(losses[choice]))
         self.facts["rounds"] += 1
-        tokens, _ = self._matcher.tokens(run.now.embeddings[0])
+        tokens, _ = self._matcher.tokens(run.now.embeddings[0], run.now.label_logits[0])
         self._still = self._still + 1 if not moved and tokens == self._last else 0
         if tokens != self._last:
             self.check_explained(run)
@@ -129,7 +129,10 @@ class PermutationRounds:
         """
         at_once = self._matcher.at_once
         parts = (orders[start : start + at_once] for start in range(0, len(orders), at_once))
-        return torch.cat([self._matcher.losses(_with_orders(one, row, part)) for part in parts])
+        device = one.embeddings.device
+        return torch.cat(
+            [self._matcher.losses(one.in_orders(row, torch.tensor(part, device=device))) for part in parts]
+        )
 
     def result(self, run: Run, budget: Budget) -> Candidate:
         """Run the remaining rounds, and return the result of the search.
@@ -158,11 +161,3 @@ class PermutationRounds:
     def _note(self, run: Run, loss: float) -> None:
         if math.isfinite(loss) and (self._best is None or loss < self._best[0]):
             self._best = (loss, run.now.detached())
-
-
-def _with_orders(one: Candidate, row: int, orders: Sequence[Permutation]) -> Candidate:
-    """Return the only candidate once for each order of one of its sequences."""
-    index = torch.tensor(orders, device=one.embeddings.device)  # (N, length)
-    embeddings = one.embeddings.repeat(len(orders), 1, 1, 1)
-    embeddings[:, row, : index.shape[1]] = one.embeddings[0, row][index]
-    return Candidate(embeddings, one.label_logits.expand(len(orders), -1, -1), one.masks.expand(len(orders), -1))

@@ -8,23 +8,26 @@ Letters: B sequences, C classes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
 from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.algorithms.matching.batch_shape import BatchShape, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
-from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.descent import Descent
+from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels, labels_of
 from leakaudit.algorithms.matching.hybrid_search import Hybrid, hybrid_search
+from leakaudit.algorithms.matching.known_tokens import KnownTokens
 from leakaudit.algorithms.matching.learned_masks import MaskPlaces
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.objective import Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.matching.starts import Start
+from leakaudit.algorithms.matching.word_table import WordTable
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.algorithms.span.recover import can_recover, recover
@@ -33,7 +36,6 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
 from leakaudit.plugins.attack_protocol import (
     APPLIES,
-    FALSE_EVENTS,
     Applicability,
     GuessedSequence,
     Reconstruction,
@@ -90,6 +92,11 @@ class Recipe:
     exposure: str = "*"
     """Patterns of parameter names that are matched, joined by `+`."""
 
+    next_tokens: NextTokenLabels = "similar"
+    """Labels of embeddings under a causal language model's loss."""
+    bag: bool = False
+    """Take only tokens whose rows of the word embedding were updated, if these rows tell them."""
+
     start_source: StartSource = "none"
     """With `span`, start from the sequences that exact recovery reads, with their lengths, even if it is not sure of them."""
 
@@ -111,7 +118,7 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
         return not_applicable("no parameter beyond the word embedding has a shared update")
     single = in_single_precision(seen)
     try:
-        number_of_classes(seen)
+        _check_labels(seen)
         if start_source == "span":
             reads = can_recover(seen)
             if not reads:
@@ -119,10 +126,27 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
             lengths = guess_shape(single).lengths
-        CandidateGradients(single, lengths, exposure.split("+"))
+        words = WordTable(single, lengths)
+        known = KnownTokens(seen.facts.vocabulary, lengths, words.table)
+        CandidateGradients(single, lengths, labels_of(single, lengths, words, known), exposure.split("+"))
     except AnatomyError as error:
         return not_applicable(str(error))
     return APPLIES
+
+
+def _check_labels(seen: Observation) -> None:
+    """Refuse tasks whose labels a candidate cannot have.
+
+    Raises:
+        AnatomyError: labels are neither one class a sequence nor the next tokens.
+    """
+    if seen.facts.task in ("masked-lm", "encoder-decoder", "other"):
+        raise AnatomyError(
+            "matching knows labels that are one class a sequence, and those of a causal language model, which are the next "
+            f"tokens; this task is {seen.facts.task}"
+        )
+    if seen.facts.task == "classification":
+        number_of_classes(seen)
 
 
 def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Generator, budget: Budget) -> Reconstruction:
@@ -153,6 +177,8 @@ def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Genera
         start_scale=recipe.start_scale,
         denoise=recipe.denoise,
         noise_rescales=recipe.noise_rescales,
+        next_tokens=recipe.next_tokens,
+        bag=recipe.bag,
     )
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:
@@ -186,8 +212,8 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     proof = prove(seen, guesses, budget)
     counts = proof.label_counts
     if counts is None:
-        labels = matcher.labels(found.best.label_logits[0])
-        counts = tuple(labels.count(label) for label in range(matcher.classes))
+        labels = matcher.labels.likeliest(found.best.label_logits[0])
+        counts = tuple(labels.count(label) for label in range(matcher.labels.classes))
     facts = {
         "sequences": float(len(guesses)),
         "longest": float(max(shape.lengths)),
@@ -197,7 +223,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     }
     return Reconstruction(
         sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
-        label_counts=None if matcher.knows_labels else counts,
+        label_counts=counts if matcher.labels.enumerable else None,
         counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         diagnostics=facts | found.facts | proof.diagnostics,
@@ -231,162 +257,3 @@ def with_knobs(preset: Settings, attack: object) -> Settings:
     """
     given = {field.name: getattr(attack, field.name) for field in fields(preset)}
     return replace(preset, **{name: value for name, value in given.items() if value is not None})
-
-
-PlainPreset = Literal["improved", "paper", "large"]
-
-
-@dataclass(frozen=True)
-class PlainSettings:
-    """The settings that a preset of DLG or TAG decides."""
-
-    steps: int
-    learning_rate: float
-    linear: bool
-    weight_decay: float
-    clip: float
-    relative: bool
-    start_scale: float
-    n_init: int
-    restarts: int
-    trial_steps: int
-    patience: int
-    label_step: float | None
-    squared: bool
-    keep: Keep
-    aware: bool
-
-
-PLAIN_PAPER = PlainSettings(
-    steps=2500,
-    learning_rate=0.1,
-    linear=False,
-    weight_decay=0.0,
-    clip=0.0,
-    relative=False,
-    start_scale=1.0,
-    n_init=1,
-    restarts=1,
-    trial_steps=50,
-    patience=0,
-    label_step=0.1,
-    squared=False,
-    keep="last",
-    aware=False,
-)
-
-PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
-    "improved": replace(
-        PLAIN_PAPER,
-        learning_rate=0.5,
-        relative=True,
-        start_scale=0.0,
-        n_init=10,
-        restarts=2,
-        patience=200,
-        label_step=None,
-        squared=True,
-        keep="best",
-        aware=True,
-    ),
-    "paper": PLAIN_PAPER,
-    "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
-}
-"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight
-decay of AdamW, because the paper names none. `improved`: as many steps, with our settings. Chosen on training sentences; see
-docs/decisions/matching.md."""
-
-
-@dataclass(frozen=True)
-class PlainMatching:
-    """DLG and TAG: normal starts, Adam, nearest tokens at the end.
-
-    An option that is None has the preset's value.
-    """
-
-    preset: PlainPreset = "improved"
-    """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` has our
-    settings."""
-    steps: int | None = None
-    """Adam steps."""
-    learning_rate: float | None = None
-    """Adam's step without decay; with `relative`, in units of the root mean square of the word embedding's entries."""
-    linear: bool | None = None
-    """Let the step fall linearly to zero."""
-    weight_decay: float | None = None
-    """Weight decay of AdamW."""
-    clip: float | None = None
-    """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
-    relative: bool | None = None
-    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
-    start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
-    embedding's on average."""
-    n_init: int | None = None
-    """Number of normal samples that are scored before the start. 1 in the paper."""
-    restarts: int | None = None
-    """Number of best samples that take `trial_steps` steps at once. The search continues with the one that then has the lowest
-    loss. 1 in the paper."""
-    trial_steps: int | None = None
-    """Steps after which restarts are compared."""
-    patience: int | None = None
-    """The attack stops as converged after more than this many steps without a lower loss; 0 for never, as in the paper."""
-    label_step: float | None = None
-    """Adam's step for labels that are optimised, in absolute units; it falls with that of the embeddings. In the paper both
-    steps are equal."""
-    squared: bool | None = None
-    """Square L2 distances. False in the paper as printed (LAMP, L_tag)."""
-    keep: Keep | None = None
-    """Return the candidate with the `best` loss, or the `last`, as the paper does."""
-    aware: bool | None = None
-    """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
-    labels: Literal["joint", "enumerate"] = "joint"
-    """How to find labels that are not granted: optimise them with the embeddings (DLG), or try each assignment for `trial_steps`."""
-    exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
-
-    presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = PLAIN_PRESETS
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    false_event_rate: ClassVar[float] = FALSE_EVENTS
-    threat_model: ClassVar[str] = (
-        "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse options that are out of range."""
-        check_knobs(
-            self,
-            at_least_one=("steps", "n_init", "restarts", "trial_steps"),
-            not_negative=("patience", "clip", "weight_decay", "start_scale"),
-            positive=("learning_rate", "label_step"),
-        )
-
-    def settings(self) -> PlainSettings:
-        """Return the preset with the options that were set."""
-        return with_knobs(self.presets[self.preset], self)
-
-    def applies(self, seen: Observation) -> Applicability:
-        """Return whether gradient matching applies to an observation."""
-        return can_match(seen, self.exposure)
-
-    def recipe(self, objective: Objective) -> Recipe:
-        """Return the settings of the attack with one objective."""
-        chosen = self.settings()
-        return Recipe(
-            objective=replace(objective, squared=chosen.squared),
-            descent=Descent(
-                chosen.steps,
-                chosen.learning_rate,
-                linear=chosen.linear,
-                weight_decay=chosen.weight_decay,
-                clip=chosen.clip,
-                patience=chosen.patience,
-                label_step=chosen.label_step,
-                keep=chosen.keep,
-            ),
-            start=Start(chosen.n_init, restarts=chosen.restarts, trial_steps=chosen.trial_steps, labels=self.labels),
-            exposure=self.exposure,
-            relative=chosen.relative,
-            start_scale=chosen.start_scale,
-            aware=chosen.aware,
-        )

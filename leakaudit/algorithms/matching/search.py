@@ -60,7 +60,7 @@ def search(
         discrete.check_explained(run)
     stop = "converged" if discrete is not None and discrete.explained else advance(run, discrete, budget)
     best = run.end if discrete is None else discrete.result(run, budget)
-    tokens, likeness = matcher.tokens(best.embeddings[0])
+    tokens, likeness = matcher.tokens(best.embeddings[0], best.label_logits[0])
     if rounds is not None and rounds.words and discrete is not None and not discrete.explained:
         tokens = _refined(matcher, [best, *run.dropped], rounds.words, rng, budget)
     facts = run.facts(float(run.best_losses[0]))
@@ -84,7 +84,11 @@ def _refined(
     logits = candidates[0].label_logits[0]
     embeddings = [one for some in candidates for one in some.embeddings]
     words = [nearest_words(matcher, one, most if number == 0 else 1) for number, one in enumerate(embeddings)]
-    guesses = [matcher.tokens(one)[0] for one in embeddings]
+    guesses = [
+        matcher.tokens(one, own)[0]
+        for some in candidates
+        for one, own in zip(some.embeddings, some.label_logits, strict=True)
+    ]
     losses = matcher.token_losses(guesses, logits)
     nearest = guesses[min(range(len(guesses)), key=lambda number: losses[number])]
     return list(refine_tokens(matcher, nearest, logits, pooled(words), rng, budget))
@@ -107,7 +111,8 @@ def start_run(
             descent's last step. If a candidate's tokens then explain the update, it is the best. 0 for never.
     """
     first = draw_starts(matcher, start, rng, budget)
-    run = Run(matcher, descent, first, rng, optimise_labels=start.labels == "joint")
+    enumerated = start.labels == "enumerate" and matcher.labels.enumerable
+    run = Run(matcher, descent, first, rng, optimise_labels=not enumerated)
     trial = min(start.trial_steps, descent.steps) if len(first.embeddings) > 1 else 0
     while run.taken < trial and not budget.exhausted():
         run.step()

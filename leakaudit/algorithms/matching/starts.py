@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.matching.candidates import Candidate, joined
-from leakaudit.algorithms.matching.matcher import CERTAIN, Matcher
+from leakaudit.algorithms.matching.guessed_labels import CERTAIN
+from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import Permutation, shuffled
 from leakaudit.plugins.budget import Budget
 
@@ -60,7 +61,7 @@ def draw_starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Bu
             found, losses = _best(joined([found, drawn]), torch.cat([losses, matcher.losses(drawn)]), start.restarts)
     if start.permutations and not start.given and not budget.exhausted():
         found = permuted(matcher, found, start.permutations, rng, budget)
-    if start.labels == "enumerate" and not matcher.knows_labels:
+    if start.labels == "enumerate" and matcher.labels.enumerable:
         found = _with_every_labelling(found.take([0]))
     return found
 
@@ -124,4 +125,7 @@ def _with_every_labelling(one: Candidate) -> Candidate:
 def _rearranged(one: Candidate, orders: Sequence[Permutation]) -> Candidate:
     """Return the only candidate with its sequences in these orders."""
     embeddings = torch.stack([one.embeddings[0, row][list(order)] for row, order in enumerate(orders)])
-    return one._replace(embeddings=embeddings[None])
+    logits = one.label_logits
+    if logits.dim() == 4:  # of the token at each place
+        logits = torch.stack([logits[0, row][list(order)] for row, order in enumerate(orders)])[None]
+    return one._replace(embeddings=embeddings[None], label_logits=logits)

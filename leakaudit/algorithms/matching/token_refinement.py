@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.permutations import Permutation, draw_orders, move_subsequence, move_token, swap
@@ -34,6 +33,10 @@ many gave nothing more on training sentences; see docs/decisions/matching.md."""
 DOUBLES = 24
 """Most moves of repeated words for each sequence in a sweep, drawn from all such moves. Chosen on training sentences; see
 docs/decisions/matching.md."""
+
+MOVES = 96
+"""Most moves of any word for each sequence in a sweep, under a language model's loss, where a search on embeddings finds the words before
+their order. Chosen on training sentences."""
 
 LIKELY = 0.6
 """A word is tried if its cosine is at least this share of the nearest word's cosine. Our choice."""
@@ -53,7 +56,7 @@ def nearest_words(matcher: Matcher, embeddings: Tensor, most: int) -> list[dict[
         embeddings: (B, T, D) of one candidate.
         most: most words at each position.
     """
-    cosine = functional.normalize(embeddings, dim=2) @ matcher.directions.T  # (B, T, V)
+    cosine = matcher.words.cosines(embeddings)  # (B, T, V)
     near, ids = cosine.topk(most, dim=2)
     counts = (near >= LIKELY * near[..., :1]).sum(dim=2).clamp_min(1).tolist()
     found = ids.tolist()
@@ -133,9 +136,10 @@ def _orders(matcher: Matcher, row: int, sequence: tuple[int, ...], rng: torch.Ge
     places, present = matcher.free_places(row), tuple(range(matcher.lengths[row]))
     exchanges = [swap(present, one, two) for one, two in itertools.pairwise(places)]
     count = Counter(sequence[place] for place in places)
-    twice = [place for place in places if count[sequence[place]] > 1]
-    moves = [_moved(present, one, other) for one in twice for other in places if abs(one - other) > 1]
-    drawn = torch.randperm(len(moves), generator=rng)[:DOUBLES].tolist()
+    moving = places if matcher.labels.in_text else [place for place in places if count[sequence[place]] > 1]
+    moves = [_moved(present, one, other) for one in moving for other in places if abs(one - other) > 1]
+    most = MOVES if matcher.labels.in_text else DOUBLES
+    drawn = torch.randperm(len(moves), generator=rng)[:most].tolist()
     return [*exchanges, *(moves[number] for number in drawn), *draw_orders(places, len(present), ORDERS, rng)]
 
 

@@ -99,7 +99,8 @@ def can_recover(seen: Observation, max_positions: int = 0) -> Applicability:
     if basis.noisy and not damaged:
         return not_applicable(
             f"the update fills all directions of the hidden size {anatomy.hidden}, and no declared defence or low precision "
-            "explains it: the batch has at least as many tokens, so every input lies in the span"
+            "explains it: the batch has at least as many tokens, so every input lies in the span and this test can tell nothing. "
+            "That is no protection: attacks on the rows of trained embeddings or heads, and gradient matching, have no such limit"
         )
     return APPLIES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
-from leakaudit.metrics.masked_token_recall import masked_bag_recall
+from leakaudit.metrics.masked_token_recall import MaskedTokenRecall, masked_bag_recall
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
-from leakaudit.plugins.metric_protocol import Guess, LabelCounts, Pair
+from leakaudit.plugins.metric_protocol import Batch, Guess, LabelCounts, Pair, TaggedEntities
 from leakaudit.registry import metrics
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Measured, Missing, Score
@@ -27,11 +27,15 @@ ONLY_WORDS = Missing(missing="the attack guesses a bag of words and no sequences
 TOO_SHORT = Missing(missing="no true sequence is long enough for this metric")
 NO_GUESSED_LABELS = Missing(missing="the attack guesses no labels")
 NO_TRUE_LABELS = Missing(missing="the batch has no labels of one class a sequence")
-NOTHING_MASKED = Missing(missing="no token of the batch was masked")
+NOTHING_MASKED = Missing(missing=MaskedTokenRecall.missing_because)
 NOTHING_NAMED = Missing(missing="the attack named no token, so none is right or wrong")
 CHANCE_COUNTS = Missing(
     missing="the attack cannot tell its label counts from chance, so that an exact hit would say nothing"
 )
+
+
+Tagger = Callable[[Sequence[str]], list[tuple[str, ...]]]
+"""Returns the named entities of each text, in its spelling."""
 
 
 class Guesses(Protocol):
@@ -106,6 +110,8 @@ def score(
     special_ids: AbstractSet[int],
     min_tokens: int,
     masked: Sequence[Sequence[int]] | None = None,
+    entities: Sequence[tuple[str, ...] | None] | None = None,
+    tagger: Tagger | None = None,
 ) -> Scored:
     """Score one reconstruction.
 
@@ -123,12 +129,15 @@ def score(
         special_ids: token ids that are left out everywhere.
         min_tokens: number of tokens that a sequence must have to count as a sentence in an event; special tokens do not count.
         masked: for each true sequence, the tokens that a mask hid from the model; None if no token was hidden.
+        entities: for each true sequence, its named entities as the data spells them, or None; None if the data names none.
+        tagger: finds the named entities of texts; None if nobody named a tagger.
     """
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids, masked)
+    pairs = _with_entities(pairs, entities, tagger)
     labels = _label_counts(reconstruction.label_counts, truth_labels, num_labels)
     scores: dict[str, Measured] = _label_scores(labels, truth_labels)
     if labels is not None and not reconstruction.counts_told:
@@ -136,12 +145,13 @@ def score(
     if reconstruction.sequences is not None:
         sequences = tuple(_scored_sequence(pair, min_tokens) for pair in pairs)
         scores |= {name: _mean(name, sequences) for name in _names("sequence")}
+        scores |= _of_batch(Batch(tuple(pairs), len(reconstruction.sequences)))
     elif reconstruction.tokens is not None:
         sequences, of_bag = _scored_bag(pairs, reconstruction.tokens, min_tokens)
         scores |= of_bag
     else:
         sequences = tuple(_unordered(pair, (), {}, min_tokens) for pair in pairs)
-        scores |= {name: NO_TEXT for name in _names("sequence")}
+        scores |= {name: NO_TEXT for name in (*_names("sequence"), *_names("batch"))}
     return Scored(sequences, scores, _events(sequences, scores), labels)
 
 
@@ -181,7 +191,7 @@ def _scored_bag(
         )
         for pair in pairs
     )
-    scores: dict[str, Measured] = {name: ONLY_WORDS for name in _names("sequence")}
+    scores: dict[str, Measured] = {name: ONLY_WORDS for name in (*_names("sequence"), *_names("batch"))}
     scores["token_recall"] = _bag_score(bag_recall(batch, bag), TOO_SHORT, len(pairs))
     scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if batch else TOO_SHORT, len(pairs))
     scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
@@ -203,10 +213,38 @@ def _mean(name: str, sequences: Sequence[ScoredSequence]) -> Measured:
     values = [value for sequence in sequences if (value := sequence.numbers[name]) is not None]
     if values:
         return Score(value=fmean(values), n=len(values))
-    if name == "masked_token_recall":
-        return NOTHING_MASKED
+    if reason := metrics[name].missing_because:
+        return Missing(missing=reason)
     unguessed = name == "token_precision" and any(sequence.pair.true_ids for sequence in sequences)
     return NOTHING_NAMED if unguessed else TOO_SHORT
+
+
+def _of_batch(batch: Batch) -> dict[str, Measured]:
+    """Return the metrics of level `batch`."""
+    values = {name: metrics[name]()(batch) for name in _names("batch")}
+    reasons = {name: metrics[name].missing_because if not batch.guesses else "" for name in values}
+    return {
+        name: Score(value=value)
+        if value is not None
+        else Missing(missing=reasons[name])
+        if reasons[name]
+        else TOO_SHORT
+        for name, value in values.items()
+    }
+
+
+def _with_entities(
+    pairs: Sequence[Pair], entities: Sequence[tuple[str, ...] | None] | None, tagger: Tagger | None
+) -> list[Pair]:
+    """Add the named entities of each true text, from the data or else from a tagger."""
+    named = entities if entities is not None and len(entities) == len(pairs) else [None] * len(pairs)
+    if tagger is None:
+        return [replace(pair, entities=given) for pair, given in zip(pairs, named, strict=True)]
+    true, guess = tagger([pair.true_text for pair in pairs]), tagger([pair.guess_text for pair in pairs])
+    return [
+        replace(pair, entities=of_true if given is None else given, tagged=TaggedEntities(of_true, of_guess))
+        for pair, given, of_true, of_guess in zip(pairs, named, true, guess, strict=True)
+    ]
 
 
 def _masked_recall(pairs: Sequence[Pair], bag: Sequence[int]) -> float | None:

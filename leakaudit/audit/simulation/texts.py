@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.audit.simulation.clients import client_optimizer, take_rounds
+from leakaudit.audit.simulation.entities import entities_of
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import Granted
 from leakaudit.client.recipe import StepRecipe
@@ -43,10 +44,15 @@ class Example:
 
     text: str
     label: int | None
+    entities: tuple[str, ...] | None = None
+    """Named entities of the text, as it spells them; None if the row names none."""
 
 
 def read_examples(path: Path, task: Task) -> list[Example]:
     """Read a JSONL file with the field `text`, and for classification `label`.
+
+    The optional field `entities` (or `spans`) holds the named entities of a text, as strings or as places `[start, end, type]`. Only
+    scoring sees them.
 
     Raises:
         DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or cannot be used. The message
@@ -60,12 +66,13 @@ def read_examples(path: Path, task: Task) -> list[Example]:
 
 def _example(path: Path, number: int, row: Mapping[str, Any], task: Task) -> Example:
     text = text_of(path, number, dict(row))
+    entities = entities_of(path, number, row, text)
     if task != "classification":
-        return Example(text, None)
+        return Example(text, None, entities)
     label = row.get("label")
     if problem := _label_problem(label):
         raise DataError(f"{path}:{number}: classification needs the field 'label' with a {problem}")
-    return Example(text, label)
+    return Example(text, label, entities)
 
 
 def _label_problem(label: object) -> str:
@@ -212,6 +219,8 @@ class Simulator:
         labels = [example.label for example in rows if example.label is not None]
         longest = min(MAX_LENGTH, vocabulary_of(self.tokenizer, self.model).max_length)
         batch = make_batch(self.tokenizer, [example.text for example in rows], labels, what.task, longest)
+        if any(example.entities is not None for example in rows):
+            batch = replace(batch, entities=tuple(example.entities for example in rows))
         return with_random_state(batch, 1_000_003 * what.seed + turn) if what.mode == "train" else batch
 
     def _earlier_rounds(self, examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -275,6 +284,9 @@ class Simulator:
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,
             lengths=tuple(map(len, truth.sequences())) if "lengths" in what.grant else None,
+            words=tuple(sorted({token for ids in truth.sequences() for token in ids}))
+            if "words" in what.grant
+            else None,
         )
         return Snapshot(
             observation=observation.granting(granted),

@@ -9,7 +9,7 @@ from leakaudit.models.structure.anatomy import Anatomy, anatomy_of, find_anatomy
 from leakaudit.models.structure.attention import Head
 from leakaudit.models.structure.decoder import Tail, find_tail, prefix_readers
 from leakaudit.models.structure.dropout import dropout_rates
-from leakaudit.models.structure.embeddings import vocabulary_size, word_embedding
+from leakaudit.models.structure.embeddings import output_embedding, vocabulary_size, word_embedding
 from leakaudit.models.structure.feed_forward import (
     FeedForward,
     features_into,
@@ -47,6 +47,7 @@ __all__ = [
     "head_outputs",
     "input_stage_of",
     "logit_jacobian",
+    "output_embedding",
     "prefix_readers",
     "probed_inputs",
     "run_from",

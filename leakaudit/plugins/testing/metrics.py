@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from leakaudit.plugins.metric_protocol import LabelCounts, Level, Pair
+from leakaudit.plugins.metric_protocol import Batch, LabelCounts, Level, Pair, TaggedEntities
 from leakaudit.plugins.testing.promises import can_be_shown, describes_itself, instance, promise
 
 
@@ -43,8 +43,16 @@ def _outcomes(level: str) -> tuple[Any, Any, Any]:
     if level == "step":
         perfect, partial, empty = (LabelCounts((2, 1), guess) for guess in ((2, 1), (1, 2), (0, 0)))
         return perfect, partial, empty
+    if level == "batch":
+        whole, part, nothing = _pairs()
+        return Batch((whole,), 1), Batch((part,), 1), Batch((nothing,), 0)
+    return _pairs()
+
+
+def _pairs() -> tuple[Pair, Pair, Pair]:
     return _pair((5, 6, 7), "old dog ran"), _pair((7, 5), "ran old"), _pair((), "")
 
 
 def _pair(guess: tuple[int, ...], text: str) -> Pair:
-    return Pair((5, 6, 7), guess, "old dog ran", text, masked_ids=(5, 7))
+    names, tagged = ("dog", "ran"), TaggedEntities(("dog", "ran"), tuple(text.split()[-2:]))
+    return Pair((5, 6, 7), guess, "old dog ran", text, masked_ids=(5, 7), entities=names, tagged=tagged)

@@ -84,11 +84,11 @@ def gpt2_config(**more: Any) -> Any:
     )
 
 
-def gpt2_lm(seed: int = 0) -> nn.Module:
-    """Return a GPT-2 language model: 2 layers, D = 32, tied head."""
+def gpt2_lm(seed: int = 0, *, tied: bool = True) -> nn.Module:
+    """Return a GPT-2 language model: 2 layers, D = 32, head tied or not."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = hf.GPT2LMHeadModel(gpt2_config()).eval()
+        model: nn.Module = hf.GPT2LMHeadModel(gpt2_config(tie_word_embeddings=tied)).eval()
     return model
 
 

@@ -54,7 +54,8 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
         ranks = ", ".join(str(adapter.rank) for adapter in present)
         return (
             "the adapters are at their start (B is zero, so A has no update) and the update of B fills their rank "
-            f"({ranks}): the batch has at least as many tokens, so every input lies in the span of their images"
+            f"({ranks}): the batch has at least as many tokens, so every input lies in the span of their images and this test can tell "
+            "nothing. That is no protection: later updates, in which A has moved, and gradient matching say more"
         )
     return ""
 

@@ -1,0 +1,82 @@
+"""Rows of an output head under noise: the tokens that the batch predicted.
+
+Letters: V tokens, D hidden size, N positions with a target, h_i the head's input at position i, p_i(v) the probability of token v there, s
+the standard deviation of the noise on every entry.
+
+Row v of the head's gradient is (sum_i p_i(v) h_i - sum over i with target v of h_i) / N, plus the input gradients of token v if the head is
+tied to the word embedding, plus noise. The softmax's share of a frequent word is far above the noise, so the energy of a row says nothing.
+But the share is a positive combination of inputs, and a target takes inputs away. Two statistics use that (own derivation):
+
+- the row against d_v = sum_k p_k(v) h_k, the share that the public model has on texts of its own (`sampled_features`). With noise alone it is
+  normal; the softmax's share makes it smaller.
+- the row's energy in the directions that the features have, each weighted by its share in the features' energy. It counts only for rows that do
+  not point along d_v, and Chernoff's bound gives its tail: P(sum_j w_j x_j^2 > e) <= min_t exp(-t e) prod_j (1 - 2 t w_j)^(-1/2). For
+  Gaussian noise only, because sums of squares of Laplace noise have no such bound.
+
+Both together have the tail of twice the smaller one (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakaudit.algorithms.above_noise import heavy_tailed
+
+STEPS = 400
+"""Values of t that are tried in Chernoff's bound.
+Our choice: the bound is then within 1 % of the best one."""
+
+
+def target_surprise(rows: Tensor, sigma: float, features: Tensor, probabilities: Tensor) -> Tensor:
+    """Return minus the logarithm of the chance of each row under noise alone.
+
+    Args:
+        rows: (V, D) noisy update of the head.
+        sigma: standard deviation of the noise on every entry, above 0.
+        features: (N, D) float64 inputs of the head on other texts.
+        probabilities: (N, V) of the next token there.
+
+    Returns:
+        (V,) float64. With noise alone, its tail is at most that of an exponential distribution with mean 1.
+    """
+    noise, heavy = rows.double() / sigma, heavy_tailed(rows)
+    shares = probabilities.double().T @ features  # (V, D)
+    shares = shares / shares.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    against = -(noise * shares).sum(dim=1)  # (V,)
+    if heavy:
+        return _laplace_surprise(against, shares)
+    linear = torch.as_tensor(-stats.norm.logsf(against.cpu().numpy()), device=rows.device)
+    square = torch.where(against > 0, _energy_surprise(noise, features), torch.zeros_like(linear))
+    both: Tensor = (torch.maximum(linear, square) - math.log(2)).clamp_min(0.0)
+    return both
+
+
+def _energy_surprise(noise: Tensor, features: Tensor) -> Tensor:
+    """Return minus the logarithm of Chernoff's bound on each row's weighted energy."""
+    variance, directions = torch.linalg.eigh(features.T @ features)
+    weights = (variance / variance.max()).clamp_min(0.0)  # (D,)
+    energy = ((noise @ directions).square() @ weights).cpu().numpy()  # (V,)
+    tries = np.linspace(0.0, 0.5, STEPS + 1)[:-1]  # t; the largest weight is 1
+    logs = -0.5 * np.log1p(-2 * tries[:, None] * weights.cpu().numpy()).sum(axis=1)  # (STEPS,)
+    best = np.max([t * energy - log for t, log in zip(tries, logs, strict=True)], axis=0)
+    return torch.as_tensor(best, device=noise.device)
+
+
+def _laplace_surprise(against: Tensor, shares: Tensor) -> Tensor:
+    """Return minus the logarithm of Chernoff's bound on each row's inner product.
+
+    P(sum_j d_j x_j > t) <= min_u exp(-u t) prod_j 1 / (1 - u^2 d_j^2 / 2) for Laplace noise x of variance 1.
+    """
+    halves = shares.square() / 2  # (V, D)
+    largest = halves.amax(dim=1).clamp_min(1e-300).sqrt()
+    best = torch.zeros_like(against)
+    for u in torch.linspace(0.0, 1.0, 41, dtype=torch.float64)[1:-1].tolist():
+        step = u / largest  # (V,)
+        bound = step * against + torch.log1p(-step.square()[:, None] * halves).sum(dim=1)
+        best = torch.maximum(best, bound)
+    return best

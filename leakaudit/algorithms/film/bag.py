@@ -1,0 +1,62 @@
+"""The bag of words and the longest length that FILM starts from.
+
+Source: Gupta et al., "Recovering Private Text in Federated Learning of Language Models", NeurIPS 2022, Sec. 4.2 and 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from leakaudit.algorithms.bag.word_bag import word_bag
+from leakaudit.client.observation import Observation
+from leakaudit.models.token_marks import Mark
+from leakaudit.models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Bag:
+    """The tokens of a batch, without an order."""
+
+    tokens: tuple[int, ...]
+    """Distinct ids in ascending order, without special tokens."""
+    counts: Mapping[int, int] = field(default_factory=dict)
+    """How often a token occurs, for those whose number shows."""
+    longest: int | None = None
+    """Number of tokens of the longest text, those around it included; None if nothing tells it."""
+
+
+def read_bag(seen: Observation) -> Bag:
+    """Return the bag that the update shows.
+
+    Args:
+        seen: `leakaudit.algorithms.bag.word_bag.can_read_bag` applies to it.
+    """
+    found = word_bag(seen)
+    return Bag(tuple(found.tokens.tolist()), longest=found.longest)
+
+
+def granted_bag(seen: Observation) -> Bag | None:
+    """Return the granted bag and longest length, as FILM's published code does.
+
+    None unless the threat model grants `words` and `lengths`.
+    """
+    granted = seen.facts.granted
+    if granted.words is None or not granted.lengths:
+        return None
+    around = seen.facts.vocabulary.wordless_ids
+    return Bag(tuple(token for token in granted.words if token not in around), longest=max(granted.lengths))
+
+
+def starts_of(bag: Bag, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the tokens of the bag that may begin a sentence.
+
+    These are the ones with a capital that have the form of a text's first token (FILM, Sec. 4.3). If there is none, as with a
+    tokenizer without capitals, they are all tokens of that form; and if the vocabulary has no token strings, all tokens.
+    """
+    for mark in (Mark.BEGINS_TEXT | Mark.CAPITAL, Mark.BEGINS_TEXT):
+        fitting = vocabulary.marked(mark)
+        found = tuple(token for token in bag.tokens if token in fitting)
+        if found:
+            return found
+    return bag.tokens

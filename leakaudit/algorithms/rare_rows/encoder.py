@@ -1,0 +1,282 @@
+"""Batches of an encoder, sentence by sentence, in any batch size.
+
+Words that occur once show their place and their gradient (`rows`). They are grouped by sentence (`grouping`), the words between them are
+found (`filling`, `exchange`), and a sentence whose rows agree to rounding is proved, whatever else is in the batch. Its gradients are then
+taken out of all rows, which makes other words rare, and the search goes on. (Own derivation.)
+
+Letters: N drafts, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, tokens_of, touched_rows
+from leakaudit.algorithms.rare_rows.agreement import Agreement
+from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
+from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
+from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
+from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
+from leakaudit.algorithms.rare_rows.reassignment import assigned_sentences
+from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
+from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
+from leakaudit.client.observation import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import InputStage, input_stage_of
+from leakaudit.plugins.attack_protocol import (
+    APPLIES,
+    Applicability,
+    GuessedSequence,
+    Reconstruction,
+    not_applicable,
+)
+from leakaudit.plugins.budget import Budget
+
+T = TypeVar("T")
+
+ENDS = 5
+"""Lengths that are tried for a sentence: so many places after its last rare word.
+Chosen on training sentences: nine of ten sentences end within 4 places after their last rare word."""
+
+FIRST_STEPS, STEPS = 10, 30
+"""Steps of the filling for all lengths, and for the best two. Chosen on training sentences; see docs/decisions/rare_rows.md."""
+
+NOISY_GAIN = 0.1
+"""Smallest gain at which groups are merged under dropout, where right sentences agree only in part.
+Chosen on training sentences; see docs/decisions/rare_rows.md."""
+
+POOR = 1.0
+"""Quality of a group that is worth completing only if no other group is left. Chosen on training sentences."""
+
+AT_ONCE = 8
+"""Sentences that are completed together. Our choice: the passes are then large enough for two processor cores."""
+
+
+def can_read_sentences(seen: Observation) -> Applicability:
+    """Say whether words that occur once show their places, and sentences can be simulated."""
+    rows = can_read_rows(seen)
+    if not rows:
+        return rows
+    if seen.facts.task != "classification" or not seen.whole:
+        return not_applicable(f"only whole classifiers can be simulated; the task is {seen.facts.task}")
+    try:
+        stage = input_stage_of(seen.model, seen.facts.vocabulary.max_length)
+    except AnatomyError as problem:
+        return not_applicable(str(problem))
+    if not stage.additive or stage.norm is None or not stage.norm.centred:
+        return not_applicable(
+            "the model does not normalise the sum of word and position vectors by a LayerNorm, so rows do not show places"
+        )
+    return APPLIES
+
+
+@dataclass
+class EncoderSearch:
+    """The sentences of a batch: proved ones, and drafts of others."""
+
+    seen: Observation
+    rng: torch.Generator
+    budget: Budget
+    proved: list[Draft] = field(default_factory=list)
+    drafts: dict[Group, Exchanged] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Read the rows."""
+        self.stage = input_stage_of(self.seen.model, self.seen.facts.vocabulary.max_length)
+        self.longest = longest_sentence(self.seen, self.stage)
+        touched, _ = touched_rows(self.seen, FALSE_ROWS)
+        table = rows_of_tokens(self.seen)
+        sums = {word: table[word].double() for word in tokens_of(touched, self.seen)}
+        self.rows = Rows.of(sums, {}, self.stage, self.longest)
+        self.simulator = SentenceSimulator(self.seen, self.stage, kept_inputs(self.seen, self.rows, self.stage))
+        self.distinct = len(sums)
+        self._known: dict[Group, float] = {}
+
+    def run(self) -> None:
+        """Find sentences until none is proved any more, or the budget is used up.
+
+        With dropout no sentence can be proved, and drafts are all that is found.
+        """
+        if self.simulator.kept:
+            self._drafts_under_dropout()
+            return
+        while self.rows.places and not self.budget.exhausted():
+            before = len(self.proved)
+            self._pass()
+            if len(self.proved) == before:
+                return
+
+    def _drafts_under_dropout(self) -> None:
+        agreement = Agreement(self.simulator, self.rows)
+        grouping = Grouping(agreement, self.longest - len(self.simulator.after), self._known, NOISY_GAIN)
+        groups = grouping.groups(self.rows.rare, self.rng, self.budget.part(0.5))
+        starts = [self._lengths(grouping.draft(group)) for group in groups if len(group) > 1]
+        candidates, likely = Candidates.of(agreement), []
+        for turn in range(0, len(starts), AT_ONCE):
+            if self.budget.exhausted():
+                break
+            some = starts[turn : turn + AT_ONCE]
+            filled = fill([draft for many in some for draft in many], agreement, candidates, FIRST_STEPS)
+            likely += [draft for (draft,) in _best_of(some, filled, 1)]
+        for one in assigned_sentences(likely, agreement, self.budget):
+            group = frozenset(word for place, word in one.draft.words.items() if self.rows.places.get(word) == place)
+            self.drafts[group] = Exchanged(one.draft, agreement=one.agreement)
+
+    def _pass(self) -> None:
+        """Group the rare words and complete every group once."""
+        grouping = Grouping(Agreement(self.simulator, self.rows), self.longest - len(self.simulator.after), self._known)
+        groups = grouping.groups(self.rows.rare, self.rng, self.budget)
+        groups.sort(key=lambda group: _quality(grouping, group), reverse=True)
+        self.drafts, before = {}, len(self.proved)
+        while groups and not self.budget.exhausted():
+            turn, groups = groups[:AT_ONCE], groups[AT_ONCE:]
+            if len(self.proved) > before and _quality(grouping, turn[-1]) < POOR:
+                return  # the proved sentences make other words rare, and these groups better
+            self._complete([group for group in turn if group <= set(self.rows.places)], grouping)
+
+    def _complete(self, groups: Sequence[Group], grouping: Grouping) -> None:
+        """Find the sentences of some groups, and take the proved ones out of the rows."""
+        if not groups:
+            return
+        agreement = Agreement(self.simulator, self.rows)
+        candidates = Candidates.of(agreement)
+        starts = [self._lengths(grouping.draft(group)) for group in groups]
+        likely = _best_of(starts, fill([d for many in starts for d in many], agreement, candidates, FIRST_STEPS), 2)
+        filled = fill([d for many in likely for d in many], agreement, candidates, STEPS)
+        begun = [Exchanged(one.draft, one.choices) for one in filled]
+        pairs = _split(begun, [len(many) for many in likely])
+        exchange([some[0] for some in pairs], agreement, candidates, self.budget)
+        exchange([one for some in pairs if not some[0].exact for one in some[1:]], agreement, candidates, self.budget)
+        for group, some in zip(groups, pairs, strict=True):
+            best = max(some, key=lambda one: one.agreement)
+            if not self._take_out(best.draft):
+                self.drafts[group] = best
+
+    def _lengths(self, draft: Draft) -> list[Draft]:
+        first = max(draft.words) + 1
+        last = min(first + ENDS, self.longest - len(self.simulator.after) + 1)
+        return [Draft(draft.words, draft.begin, end) for end in range(first, max(last, first + 1))]
+
+    def _take_out(self, draft: Draft) -> bool:
+        """Take a sentence out of the rows if it is proved, and return whether it is."""
+        written = self.gradients(draft)
+        if written is None:
+            return False
+        self.proved.append(draft)
+        self.rows = self.rows.without(written, self.stage, self.longest)
+        return True
+
+    def gradients(self, draft: Draft) -> dict[int, Tensor] | None:
+        """Return token id -> (D,) float64: what a sentence wrote into the rows; None if no rare row agrees to rounding.
+
+        The gradient at a place depends on every word of the sentence, so one row that agrees proves all of them.
+        """
+        own = {place: word for place, word in draft.words.items() if self.rows.places.get(word) == place}
+        laid = self.simulator.lay([draft])
+        for gradients in self.simulator.gradients(self.simulator.inputs(laid), laid).detach().double()[:, 0]:
+            for place, word in own.items():
+                row = self.rows.sums[word]
+                scale = float(gradients[place] @ row) / max(float(gradients[place].square().sum()), 1e-300)
+                if float((row - scale * gradients[place]).norm()) <= ACCOUNTED * float(row.norm()):
+                    return _sums(draft, scale * gradients)
+        return None
+
+
+def recover_encoder(seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+    """Recover the sentences that have a word which occurs once.
+
+    Args:
+        seen: `can_read_sentences` applies to it.
+        rng: draws pairs of words if there are too many.
+        budget: the search ends when it is used up.
+    """
+    search = EncoderSearch(seen, rng, budget)
+    rare = len(search.rows.places)
+    search.run()
+    guesses = list(_guesses(search))
+    return Reconstruction(
+        sequences=tuple(guesses),
+        stop="budget" if budget.exhausted() else "done",
+        diagnostics={
+            "words": float(search.distinct),
+            "rare_words": float(rare),
+            "proved_sentences": float(len(search.proved)),
+            "words_left": float(len(search.rows.sums)),
+        },
+    )
+
+
+def _guesses(search: EncoderSearch) -> Iterator[GuessedSequence]:
+    """Yield the proved sentences, then the drafts of groups that were not proved."""
+    before, after = search.simulator.before, search.simulator.after
+    for draft in search.proved:
+        yield GuessedSequence((*before, *draft.in_order(), *after), confidence=1.0, proved=True)
+    for group, one in search.drafts.items():
+        if group <= set(search.rows.places):
+            share = 1.0 - float(torch.tensor(-one.agreement / max(len(group), 1)).exp())
+            yield GuessedSequence((*before, *one.draft.in_order(), *after), confidence=max(0.0, min(share, 0.99)))
+
+
+def longest_sentence(seen: Observation, stage: InputStage) -> int:
+    """Return the tokens of the longest sentence, or the largest number that the model takes.
+
+    The rows of a trained position table tell it: a row without a gradient belongs to a place that no sentence reaches.
+    """
+    rows = [
+        update
+        for name, update in seen.update.items()
+        if update.dim() == 2 and len(update) >= len(stage.position_vectors) and _is_table_of_places(seen, name, stage)
+    ]
+    if not rows:
+        return stage.max_length
+    touched = (rows[0] != 0).any(dim=1).nonzero().flatten()
+    return min(int(touched[-1] - touched[0]) + 1, stage.max_length) if len(touched) else stage.max_length
+
+
+def _is_table_of_places(seen: Observation, name: str, stage: InputStage) -> bool:
+    """Return whether a parameter holds the vectors that places add, up to one common vector."""
+    table = dict(seen.model.named_parameters())[name].detach().double()
+    if table.shape[1:] != stage.position_vectors.shape[1:]:
+        return False
+    first = len(table) - len(stage.position_vectors)  # RoBERTa keeps two rows that no place uses
+    steps = table[first + 1 : first + 4] - table[first : first + 3]
+    wanted = stage.position_vectors[1:4] - stage.position_vectors[:3]
+    return bool(torch.allclose(steps, wanted.to(steps), atol=1e-5 * float(table.abs().max())))
+
+
+def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count: int) -> list[list[Draft]]:
+    """Return for each group the drafts with the largest agreement, without their weak words."""
+    groups = _split(
+        list(zip(filled, [draft for many in starts for draft in many], strict=True)), [len(m) for m in starts]
+    )
+    ranked = (sorted(group, key=lambda pair: pair[0].agreement, reverse=True)[:count] for group in groups)
+    return [[_without_weak(draft, one) for one, draft in group] for group in ranked]
+
+
+def _without_weak(draft: Draft, filled: Filled) -> Draft:
+    return Draft({p: w for p, w in draft.words.items() if p not in filled.weak}, draft.begin, draft.end)
+
+
+def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
+    found, start = [], 0
+    for size in sizes:
+        found.append(list(items[start : start + size]))
+        start += size
+    return found
+
+
+def _quality(grouping: Grouping, group: Group) -> float:
+    """Return the mean agreement of a group's words, times the root of their number."""
+    return grouping.known[group] / len(group) ** 0.5
+
+
+def _sums(draft: Draft, gradients: Tensor) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    for place, word in draft.words.items():
+        found[word] = found.get(word, torch.zeros_like(gradients[place])) + gradients[place]
+    return found

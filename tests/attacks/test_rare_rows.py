@@ -1,0 +1,107 @@
+"""The attack `rare-rows` on encoders: small random models; nothing is granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leakaudit.algorithms.embedding_rows import FALSE_ROWS, rows_of_tokens, tokens_of, touched_rows
+from leakaudit.algorithms.rare_rows.encoder import longest_sentence
+from leakaudit.algorithms.rare_rows.rows import Rows
+from leakaudit.attacks.rare_rows import RareRows
+from leakaudit.client.batches import make_batch, public_facts, with_random_state
+from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.step import ClientStep
+from leakaudit.client.truth import Truth
+from leakaudit.models.structure import input_stage_of
+from leakaudit.plugins.attack_protocol import Reconstruction
+from leakaudit.plugins.budget import Budget
+from tests.support import tiny
+
+TEXTS = (
+    "the old dog chased a small cat near the river .",
+    "the fish and the bird ate .",
+    "never saw three big horse under blue tree .",
+)
+
+
+def _narrow(classes: int = 2, dropout: float = 0.0) -> nn.Module:
+    """Return a BERT classifier with hidden size 24, fewer than the batch's tokens, and weights far from zero."""
+    return tiny.bert(
+        num_labels=classes,
+        dropout=dropout,
+        hidden_size=24,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.2,
+    )
+
+
+def _step(model: nn.Module, *, training: bool = False, frozen: str = "", classes: int = 2) -> ClientStep:
+    tokenizer = tiny.bert_tokenizer()
+    labels = [turn % classes for turn in range(len(TEXTS))]
+    batch: Any = make_batch(tokenizer, list(TEXTS), labels, "classification", tiny.POSITIONS)
+    if training:
+        batch = with_random_state(batch, 3)
+    names = frozenset(name for name, _ in model.named_parameters() if frozen and frozen in name)
+    facts = public_facts(model, tokenizer, task="classification", training=training, frozen=names)
+    return ClientStep(model, Truth((batch,)), StepRecipe(training=training), facts)
+
+
+def _attack(step: ClientStep, seconds: float = 100.0) -> Reconstruction:
+    return RareRows()(step.observe(), torch.Generator().manual_seed(0), Budget(seconds))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_batch_with_more_tokens_than_the_hidden_size_comes_back_whole(classes: int) -> None:
+    """Every sentence is proved by itself, and nothing is left in the rows."""
+    step = _step(_narrow(classes), classes=classes)
+    assert sum(map(len, step.truth.sequences())) > 24
+    guess = _attack(step)
+    assert {sequence.token_ids for sequence in guess.sequences or ()} == set(step.truth.sequences())
+    assert all(sequence.proved for sequence in guess.sequences or ())
+    assert guess.diagnostics["words_left"] == 0.0
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_words_that_occur_once_show_their_places_with_and_without_dropout(dropout: float) -> None:
+    """Each word that occurs once is found with its place, and no other word is."""
+    step = _step(_narrow(dropout=dropout), training=dropout > 0)
+    seen, sequences = step.observe(), step.truth.sequences()
+    stage = input_stage_of(seen.model, seen.facts.vocabulary.max_length)
+    touched, _ = touched_rows(seen, FALSE_ROWS)
+    table = rows_of_tokens(seen)
+    rows = Rows.of({word: table[word].double() for word in tokens_of(touched, seen)}, {}, stage, 12)
+    words = [word for sequence in sequences for word in sequence]
+    once = {
+        word: place
+        for sequence in sequences
+        for place, word in enumerate(sequence)
+        if words.count(word) == 1 and word in rows.sums
+    }
+    assert dict(rows.places) == once
+
+
+def test_the_longest_sentence_is_read_from_the_rows_of_places() -> None:
+    """The position table's untouched rows bound the length."""
+    step = _step(_narrow())
+    seen = step.observe()
+    stage = input_stage_of(seen.model, seen.facts.vocabulary.max_length)
+    assert longest_sentence(seen, stage) == max(map(len, step.truth.sequences()))
+
+
+def test_an_attack_without_time_proves_nothing() -> None:
+    """The budget ends the search, and no guess is called proved."""
+    guess = _attack(_step(_narrow()), seconds=1e-6)
+    assert guess.stop == "budget"
+    assert not any(sequence.proved for sequence in guess.sequences or ())
+
+
+def test_frozen_word_embeddings_are_refused_with_the_reason() -> None:
+    """Without rows there is nothing to read."""
+    answer = RareRows().applies(_step(_narrow(), frozen="embeddings").observe())
+    assert not answer
+    assert "frozen" in answer.reason
