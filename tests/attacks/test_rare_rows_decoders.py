@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies, longest_sentence
+from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables, rows_of
 from leakaudit.attacks.rare_rows import RareRows
 from leakaudit.client.facts import PublicFacts
