@@ -188,9 +188,8 @@ def _rates(snapshot: Snapshot, simulator: Simulator, defense: PluginSpec) -> tup
     table = next(name for name, p in seen.model.named_parameters() if p is seen.model.get_input_embeddings().weight)
     rows = seen.update[table]  # (V, D)
     plugin = attacks.create("embedding-rows")
-    guess = plugin(seen, rng, Budget(60.0)) if plugin.applies(seen) else None
-    own = set(guess.tokens or ()) if guess is not None else set[int]()
-    return rates_of(printed_bag(rows, sigma), true), rates_of(own, true)
+    own = rates_of(set(plugin(seen, rng, Budget(60.0)).tokens or ()), true) if plugin.applies(seen) else {}
+    return rates_of(printed_bag(rows, sigma), true), own
 
 
 def printed_bag(rows: torch.Tensor, sigma: float) -> set[int]:
