@@ -168,7 +168,9 @@ def _defences_of_table_4() -> Iterator[tuple[str, PluginSpec, tuple[float, float
 
 
 def noise_of(epsilon: float) -> float:
-    """Return the noise multiplier of DP-SGD with FILM's batch size of 16, number of sentences and steps, and delta = 1 / sentences.
+    """Return the noise multiplier of DP-SGD for an epsilon of FILM's setting.
+
+    Batch size 16, FILM's number of sentences and steps, delta = 1 / sentences.
 
     The paper prints neither delta nor the multiplier.
     """

@@ -1,4 +1,4 @@
-"""Table of `rare-rows` and other attacks on language-model clients with more tokens than the hidden size.
+"""Table of `rare-rows` and others on language models beyond the hidden size.
 
 Run: `python -m tests.benchmarks.rare_rows_decoders --model FOLDER [...] --data FILE.jsonl --batch-sizes 16 64 [--short 15 --long 40]`.
 

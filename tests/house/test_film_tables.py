@@ -1,4 +1,4 @@
-"""The parts of the benchmark on language-model clients: filters, rows of training, scores, tables."""
+"""The parts of the benchmark on language models: filters, scores, tables."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_entity_counts_if_its_words_stand_together() -> None:
 
 
 def test_recall_and_precision_of_sentences() -> None:
-    """Two guesses for one text: half of the texts are found, and two of three guesses are right."""
+    """Half of the texts are found, and two of three guesses are right."""
     recall, precision = found_by_any(["a b c d", "a b c x", "q"], ["a b c d", "e f g h"])
     assert (recall, precision) == pytest.approx((0.5, 2 / 3))
 

@@ -106,7 +106,7 @@ class Rest:
         return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
 
     def unexplained(self) -> float:
-        """Return the square of what the taken sentences leave of the update's rows, times N."""
+        """Return the square of what taken sentences leave of the rows, times N."""
         return float((self.targets * self._update + self.taken.head).square().sum())
 
     def agreement(self) -> Tensor:

@@ -144,7 +144,7 @@ class PrefixEnds:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """For each group of adapters (N, D) float64: its inputs at the ends of the prefixes."""
+        """For each group of adapters (N, D) float64: inputs at the prefixes' ends."""
         return self._inputs
 
     @property
@@ -222,7 +222,7 @@ class PrefixEnds:
         return places[:, 0], places[:, 1]
 
     def _atoms(self, prefix: Tokens) -> Tensor:
-        """Return (V, M) float64: gradient of each next token's loss at the end of a prefix."""
+        """Return (V, M) float64: gradients of next tokens' losses at a prefix's end."""
         head = self._seen.model.get_submodule(self._tail.head)
         features: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: features.append(given[0]))
