@@ -9,6 +9,7 @@ Letters: N drafts, D hidden size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -272,7 +273,7 @@ def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
 
 def _quality(grouping: Grouping, group: Group) -> float:
     """Return the mean agreement of a group's words, times the root of their number."""
-    return grouping.known[group] / len(group) ** 0.5
+    return grouping.known[group] / math.sqrt(len(group))
 
 
 def _sums(draft: Draft, gradients: Tensor) -> dict[int, Tensor]:

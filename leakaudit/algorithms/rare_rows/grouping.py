@@ -8,6 +8,7 @@ Letters: U rare words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -133,4 +134,5 @@ class Merging:
     def _pair_gain(self, group: Group, other: Group) -> float:
         """Return the sum of the gains of pairs across two groups, over the square root of the other group's size."""
         gains = (self.grouping.gain(frozenset([a]), frozenset([b])) for a in group for b in other)
-        return sum(gain for gain in gains if gain is not None) / len(other) ** 0.5
+        total: float = sum(gain for gain in gains if gain is not None)
+        return total / math.sqrt(len(other))
