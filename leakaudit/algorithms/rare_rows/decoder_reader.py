@@ -8,7 +8,7 @@ new is found. The ends of sentences are mostly frequent words, whose rows say li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from leakaudit.algorithms.rare_rows.decoder_prefixes import TAIL_WIDTH, Path, gr
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
 from leakaudit.algorithms.rare_rows.next_token_rows import RARE, NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
-from leakaudit.algorithms.resimulation import AGREES, prove
+from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import other_tables
@@ -60,9 +60,13 @@ def decoder_applies(seen: Observation) -> Applicability:
     if facts.training_mode and any(rate > 0 for rate in facts.dropout.values()):
         return not_applicable("dropout was active, so that the states of a prefix differ from the public model's")
     if seen.only_a_direction:
-        return not_applicable("the update is a difference of weights whose entries tell no sizes, and rows are sums of states")
+        return not_applicable(
+            "the update is a difference of weights whose entries tell no sizes, and rows are sums of states"
+        )
     if seen.noise_sigma > 0.0 or seen.zeroed:
-        return not_applicable("a declared defence adds noise to the update or sets entries to zero; rows are read exactly")
+        return not_applicable(
+            "a declared defence adds noise to the update or sets entries to zero; rows are read exactly"
+        )
     return APPLIES
 
 
@@ -218,9 +222,7 @@ class Pursuit:
     def reconstruction(self) -> Reconstruction:
         """Return what was found, with what is proved."""
         error = self.rest.agreement()
-        guess = [
-            GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)])) for one in self.found
-        ]
+        guess = [GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)])) for one in self.found]
         guess.sort(key=lambda one: -one.confidence)
         proof = prove(self._seen, guess, self._budget)
         diagnostics = {"targets": self.rest.targets, "targets_found": float(self.rest.taken.targets)}
