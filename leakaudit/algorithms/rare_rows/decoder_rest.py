@@ -34,6 +34,12 @@ STATE_NOISE = 0.02
 VOTES = 200
 """Pairs of a one-token prefix and a row that vote for the number of targets. Our choice."""
 
+FIRST_VOTE = 0.1
+"""Relative error of the number of targets at which most rows hold one state. Our choice."""
+
+ANY_VOTE = 0.05
+"""Weight of a vote far from it, in units of a near one. Our choice: many exact votes of untied tables outweigh it."""
+
 SAME_VOTE = 0.03
 """Relative width of a vote. Our choice."""
 
@@ -162,8 +168,9 @@ class Rest:
     def _voted_targets(self) -> float:
         """Return N, by the rows that look like one state of a one-token prefix.
 
-        If a row is the state x, the update is x / N plus its background.
+        If a row is the state x, the update is x / N plus its background. Votes far from what most rows count weigh little.
         """
+        first = self._targets_of_single_rows().log()
         mean = (self._background - self._update) @ self._white  # (V, D)
         rows = mean[mean.square().sum(dim=1).topk(min(len(mean), 4 * SAMPLE_TOKENS)).indices]
         x = self.states.alone(self.starts()) @ self._white
@@ -172,9 +179,19 @@ class Rest:
         best = cosine.flatten().topk(min(VOTES, cosine.numel()))
         votes = (x.square().sum(dim=1, keepdim=True) / dot).flatten()[best.indices].clamp_min(1.0).log()
         weights = -(1 - best.values.clamp(0.0, 0.999).square()).log()
+        weights = weights * (ANY_VOTE + (-0.5 * ((votes - first) / FIRST_VOTE).square()).exp())
         near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp() * weights  # (votes, votes)
         chosen = near[int(near.sum(dim=1).argmax())]
         return float(((chosen * votes).sum() / chosen.sum()).exp())
+
+    def _targets_of_single_rows(self) -> Tensor:
+        """Return N (scalar) at which most of the longest rows hold one state."""
+        rows = self._background - self._update
+        longest = rows.norm(dim=1).topk(min(len(rows), SAMPLE_TOKENS)).indices
+        counted = rows[longest] @ self._mass  # count / N
+        votes = -counted[counted > 0].log()
+        near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp().sum(dim=1)
+        return votes[near.argmax()].exp()
 
     def _refine_targets(self) -> None:
         """Read N from the rows that the taken sentences explain."""
