@@ -113,8 +113,8 @@ class PrefixEnds:
             self._solve(inputs, rows)
 
     def _solve(self, inputs: AdapterInputs, rows: Sequence[AdapterRows]) -> None:
+        self._leaves: tuple[Tokens, ...] = ()
         if not self._prefixes:
-            self._leaves = ()
             return
         inner = {prefix[:-1] for prefix in self._prefixes}
         self._leaves = tuple(prefix for prefix in self._prefixes if prefix not in inner)
