@@ -167,8 +167,9 @@ def _defences_of_table_4() -> Iterator[tuple[str, PluginSpec, tuple[float, float
 
 
 def noise_of(epsilon: float) -> float:
-    """Return the noise multiplier of DP-SGD with FILM's batch size of 16, number of sentences and steps, and delta = 1 / sentences.
+    """Return the noise multiplier of DP-SGD for an epsilon.
 
+    Batch size 16, sentences and steps are FILM's; delta is 1 / sentences.
     The paper prints neither delta nor the multiplier.
     """
     from opacus.accountants.utils import get_noise_multiplier
