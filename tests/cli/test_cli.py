@@ -46,6 +46,12 @@ SUMMARY_KEYS = {
     "token_precision",
     "reachable_tokens",
     "reachable_sequences",
+    "texts_found",
+    "guess_perplexity",
+    "precision",
+    "nerr",
+    "best_rl",
+    "sentences_found",
     "label_accuracy",
     "seconds_per_step",
     "status_counts",
@@ -619,7 +625,7 @@ def test_doctor_warns_of_a_plan_that_can_never_pass(tmp_path: Path, key: str, st
     path = tmp_path / "audit.yaml"
     path.write_text(f"out_dir: {tmp_path / 'audit'}\n{key}\n", encoding="utf-8")
     (found,) = [check for check in examine(path) if check.sentence.startswith("policy: ")]
-    assert "needs 59 steps to pass (7 attacks, up to 60 s each: up to 7 min a step)" in found.sentence
+    assert "needs 59 steps to pass (8 attacks, up to 60 s each: up to 8 min a step)" in found.sentence
     assert found.state == state
     assert ("`max_snapshots: 5` can never pass it: set 59, or auto" in found.sentence) == (state == "warn")
 

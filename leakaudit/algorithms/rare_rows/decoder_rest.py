@@ -191,7 +191,8 @@ class Rest:
         counted = rows[longest] @ self._mass  # count / N
         votes = -counted[counted > 0].log()
         near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp().sum(dim=1)
-        return votes[near.argmax()].exp()
+        most: Tensor = votes[near.argmax()].exp()
+        return most
 
     def _refine_targets(self) -> None:
         """Read N from the rows that the taken sentences explain."""
