@@ -3,7 +3,7 @@
 Encoders (`encoder`): a word that occurs once leaves in its row of the word embedding's update the gradient at its place and nothing else.
 `rows` finds these words and their places, and `dropped_inputs` their dropout. `sentences` simulates drafts of one sentence alone, and
 `agreement` compares them with the rows. `grouping` finds the rare words of one sentence, `filling` and `exchange` the words between
-them, and `reassignment` does what can be done under dropout.
+them.
 
 Language models (`decoder_reader`): the head's row of a token holds the final states of the prefixes that the token follows.
 `next_token_rows` tests prefixes against them, `decoder_prefixes` grows prefixes, `sentence_rows` and `decoder_rest` take found sentences
@@ -23,7 +23,6 @@ __all__ = [
     "filling",
     "grouping",
     "next_token_rows",
-    "reassignment",
     "rows",
     "sentence_rows",
     "sentences",

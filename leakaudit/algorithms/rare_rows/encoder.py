@@ -23,7 +23,6 @@ from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
-from leakaudit.algorithms.rare_rows.reassignment import assigned_sentences
 from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
 from leakaudit.client.observation import Observation
@@ -117,16 +116,20 @@ class EncoderSearch:
         grouping = Grouping(agreement, self.longest - len(self.simulator.after), self._known, NOISY_GAIN)
         groups = grouping.groups(self.rows.rare, self.rng, self.budget.part(0.5))
         starts = [self._lengths(grouping.draft(group)) for group in groups if len(group) > 1]
-        candidates, likely = Candidates.of(agreement), []
+        candidates = Candidates.of(agreement)
         for turn in range(0, len(starts), AT_ONCE):
             if self.budget.exhausted():
-                break
+                return
             some = starts[turn : turn + AT_ONCE]
-            filled = fill([draft for many in some for draft in many], agreement, candidates, FIRST_STEPS)
-            likely += [draft for (draft,) in _best_of(some, filled, 1)]
-        for one in assigned_sentences(likely, agreement, self.budget):
-            group = frozenset(word for place, word in one.draft.words.items() if self.rows.places.get(word) == place)
-            self.drafts[group] = Exchanged(one.draft, agreement=one.agreement)
+            begun = fill([draft for many in some for draft in many], agreement, candidates, FIRST_STEPS)
+            best = [draft for (draft,) in _best_of(some, begun, 1)]
+            for one in fill(best, agreement, candidates, STEPS):
+                self._keep(one)
+
+    def _keep(self, one: Filled) -> None:
+        """Keep a draft under the rare words that it holds."""
+        group = frozenset(word for place, word in one.draft.words.items() if self.rows.places.get(word) == place)
+        self.drafts[group] = Exchanged(one.draft, agreement=one.agreement)
 
     def _pass(self) -> None:
         """Group the rare words and complete every group once."""
