@@ -35,6 +35,7 @@ PAPER = Settings(
     apart=False,
     stops=False,
     coverage=0.0,
+    doubt_weight=0.0,
     ppl_weight=1.0,
     norm_weight=1.0,
     norm_of="all",
@@ -65,6 +66,7 @@ HONEST = replace(
     apart=True,
     stops=True,
     coverage=1.0,
+    doubt_weight=1.0,
     cosine_weight=10.0,
     phrase_steps=20,
     token_steps=20,
@@ -109,6 +111,8 @@ class Film:
     """Whether a text is over after a full stop. False in the paper, which cuts afterwards."""
     coverage: float | None = None
     """Nats that the first use of each token earns. 0 in the paper."""
+    doubt_weight: float | None = None
+    """Nats that every use of a token costs for each factor e by which its evidence is below that of a sure one. 0 in the paper."""
     ppl_weight: float | None = None
     """Weight of the perplexity: 1 in the paper, alpha = 10 in the published code."""
     norm_weight: float | None = None

@@ -130,6 +130,17 @@ def test_known_counts_bound_how_often_a_token_comes() -> None:
     assert [one.token_ids for one in found] == [(10, 20, 20, 20)]
 
 
+def test_doubtful_tokens_cost_nats() -> None:
+    """Enough of them, and the likeliest token is not taken."""
+    plain = Rules((10, 20, 30), (10,), frozenset(), length=2, width=3)
+    model = memorised.language_model()
+    (first, *_) = beam_search(CachedModel(model, ()), plain, Budget(60))
+    doubting = Rules((10, 20, 30), (10,), frozenset(), length=2, width=3, doubt={first.token_ids[1]: 100.0})
+    found = {one.token_ids: one.score for one in beam_search(CachedModel(model, ()), doubting, Budget(60))}
+    assert found[first.token_ids] == pytest.approx(first.score - 100.0, abs=1e-3)
+    assert max(found, key=found.__getitem__) != first.token_ids
+
+
 def test_each_first_word_has_beams_of_its_own() -> None:
     """However unlikely it is."""
     rules = Rules((10, 20, 30), (10, 20, 30), frozenset(), length=3, width=8, apart=True)

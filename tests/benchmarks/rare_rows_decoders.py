@@ -1,4 +1,4 @@
-"""Table of `rare-rows` and other attacks on language-model clients with more tokens than the hidden size.
+"""Table of `rare-rows` and others on language models beyond the hidden size.
 
 Run: `python -m tests.benchmarks.rare_rows_decoders --model FOLDER [...] --data FILE.jsonl --batch-sizes 16 64 [--short 15 --long 40]`.
 
@@ -55,7 +55,7 @@ def _rows(client: Client, names: list[str], budget: float) -> Iterator[str]:
     load = fmean(tokens_of(snapshots)) / hidden
     for name in names:
         found = [
-            attacked(each, simulator, PluginSpec(name, {}), PluginSpec("none", {}), budget, {}) for each in snapshots
+            attacked(each, simulator, PluginSpec(name=name), PluginSpec(name="none"), budget, {}) for each in snapshots
         ]
         seconds = sum(each.seconds for each in found) / (len(found) * client.batch_size)
         reasons = "; ".join(sorted({each.reason for each in found if each.reason}))

@@ -18,7 +18,10 @@ def _marks(tokenizer: Any) -> dict[str, Mark]:
 
 
 def _word_level(*words: str, mark: str = "") -> Any:
-    """Return a tokenizer of whole words; with a mark, the one that SentencePiece puts before words."""
+    """Return a tokenizer of whole words.
+
+    With a mark, it is the one that SentencePiece puts before words.
+    """
     inner = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(("<unk>", *words))}, unk_token="<unk>")
     )

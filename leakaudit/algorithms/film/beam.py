@@ -56,6 +56,9 @@ class Rules:
     use: Mapping[int, float] = field(default_factory=dict)
     """Nats that the first use of a token in a text earns."""
 
+    doubt: Mapping[int, float] = field(default_factory=dict)
+    """Nats that every use of a token costs."""
+
     @cached_property
     def said_after(self) -> dict[Gram, dict[int, int]]:
         """The n-grams that were found before, by their first n - 1 tokens."""
@@ -135,7 +138,7 @@ def grams_of(text: Sequence[int], size: int) -> Counter[Gram]:
 def _first(rules: Rules) -> _Beams:
     """Return the starts."""
     rows = range(len(rules.starts))
-    totals = torch.tensor([rules.use.get(start, 0.0) for start in rules.starts])
+    totals = torch.tensor([rules.use.get(start, 0.0) - rules.doubt.get(start, 0.0) for start in rules.starts])
     if rules.apart:
         groups = {row: [row] for row in rows}
         share = max(1, min(rules.width // 4, 4 * rules.width // len(rules.starts)))
@@ -152,7 +155,8 @@ def _ranked(found: Sequence[Found]) -> list[Found]:
 def _changes(texts: Sequence[tuple[int, ...]], rules: Rules) -> Tensor:
     """Return (N, M) the nats that rewards add and penalties take from each next token."""
     column = {token: at for at, token in enumerate(rules.tokens)}
-    changed = torch.zeros(len(texts), len(rules.tokens))
+    doubts = torch.tensor([rules.doubt.get(token, 0.0) for token in rules.tokens])
+    changed = -doubts.repeat(len(texts), 1)
     rewards = torch.tensor([rules.use.get(token, 0.0) for token in rules.tokens])
     for row, text in enumerate(texts):
         changed[row] += rewards

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.bag.word_bag import can_read_bag
+from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
 from leakaudit.algorithms.film.bag import Bag, granted_bag, read_bag, starts_of
 from leakaudit.algorithms.film.beam import Found, Rules, beam_search, grams_of
 from leakaudit.algorithms.film.candidate_scores import CandidateScores, middle_gain
@@ -59,6 +60,7 @@ class Settings:
     apart: bool
     stops: bool
     coverage: float
+    doubt_weight: float
     ppl_weight: float
     norm_weight: float
     norm_of: Literal["all", "middle gain"]
@@ -169,6 +171,7 @@ class _Search:
         """Return numbers about the search."""
         return {
             "bag": float(len(self._bag.tokens)),
+            "doubtful": float(len(self._bag.doubt)),
             "counted": float(len(self._bag.counts)),
             "starts": float(len(self._starts)),
             "starts_known": float(len(self._starts) < len(self._bag.tokens)),
@@ -176,6 +179,7 @@ class _Search:
             "length": float(self._length),
             "length_known": float(self._bag.longest is not None),
             "reordering_steps": float(self._steps),
+            "earlier_rounds": float(holds_earlier_rounds(self._seen)),
         }
 
     def sentences(self, rng: torch.Generator, budget: Budget) -> list[tuple[Text, float]]:
@@ -197,8 +201,9 @@ class _Search:
 
     def _covered(self, found: Sequence[Text]) -> bool:
         """Return whether the sentences hold the bag's words, if nobody said how many."""
-        used = {token for text in found for token in text} & set(self._bag.tokens)
-        return not self._chosen.sentences and len(used) >= USED * len(self._bag.tokens)
+        words = set(self._bag.tokens) - set(self._bag.doubt)
+        used = {token for text in found for token in text} & words
+        return not self._chosen.sentences and len(used) >= USED * len(words)
 
     def _kept(self, found: Sequence[Text]) -> list[Text]:
         """Return the best sentences: as many as were asked for, or that bring new words."""
@@ -232,6 +237,7 @@ class _Search:
             said=said,
             said_penalty=chosen.said_penalty,
             most=self._bag.counts,
+            doubt={token: chosen.doubt_weight * nats for token, nats in self._bag.doubt.items()},
             use=dict.fromkeys(self._bag.tokens, chosen.coverage) if chosen.coverage else {},
         )
         known = set(before)

@@ -76,7 +76,8 @@ def guess_shape(seen: Observation) -> BatchShape:
     positions = _touched_positions(seen)
     unseen = int(facts.task == "causal-lm")  # no loss follows the last token, so its place has no gradient
     if positions:
-        return BatchShape((positions + unseen,) * sequences, "positions")
+        longest = min(positions + unseen, facts.vocabulary.max_length)
+        return BatchShape((longest,) * sequences, "positions")
     anatomy = anatomy_of(seen.model)
     basis = _span_of_inputs(seen, anatomy)
     if basis is None:

@@ -46,7 +46,8 @@ def whitener(moment: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(moment.double())
     values = values.clamp_min(0.0) + RIDGE * values.mean().clamp_min(1e-30)
-    return (vectors / values.sqrt()).to(moment.dtype)
+    white: Tensor = (vectors / values.sqrt()).to(moment.dtype)
+    return white
 
 
 @dataclass

@@ -9,7 +9,7 @@ Letters: N known inputs, F rows of a group of adapters, D inputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,6 +23,9 @@ from leakaudit.models.structure import Adapter
 
 ROUNDING = 3e-7
 """Error of a gradient's entries as a share of their usual size. Our choice: float32 sums."""
+
+OTHERS = 0.1
+"""Weight of unknown inputs beside those that rows seem to combine. Our choice: most of these are right."""
 
 DEPENDENT = 1e-5
 """Share of the largest singular value below which inputs count as dependent. Our choice: float32 inputs have errors of 1e-7."""
@@ -46,6 +49,14 @@ class AdapterRows(Protocol):
 
         Args:
             typical: (M, D) float64 inputs of the group, of the kind that the rows combine.
+        """
+        ...
+
+    def refined(self, inputs: Tensor, /) -> AdapterRows | None:
+        """Return rows that are estimated again, or None if they are exact.
+
+        Args:
+            inputs: (N, D) float64, most of which the rows combine.
         """
         ...
 
@@ -78,6 +89,9 @@ class GradientRows:
         found = RepairedRows(rows, errors.expand(width, -1, -1), torch.ones_like(rows[0]))
         return RowEvidence(found, typical)
 
+    def refined(self, _inputs: Tensor, /) -> None:
+        """Return None: the rows are exact up to rounding."""
+
     def weights(self, inputs: Tensor) -> Weights | None:
         """Return the weights by least squares."""
         inverse = _inverse(inputs)
@@ -93,6 +107,12 @@ class StepRows:
 
     step: AdamStep
     group: Sequence[Adapter]
+    likely: Tensor | None = None
+    """(N, D) float64 inputs that the rows seem to combine."""
+
+    def refined(self, inputs: Tensor, /) -> StepRows:
+        """Return the rows with the knowledge of inputs that they seem to combine."""
+        return replace(self, likely=inputs)
 
     def evidence(self, typical: Tensor) -> RowEvidence:
         """Return the rows whose imprecise entries are predicted from the precise ones.
@@ -103,8 +123,10 @@ class StepRows:
         gradients = [a.down.by_output(estimate.update[a.down.weight]).double() for a in self.group]
         errors = [self._error(a, gradient) for a, gradient in zip(self.group, gradients, strict=True)]
         usual = typical.T @ typical / len(typical)
-        rows, off = _expected(torch.cat(gradients), torch.cat(errors), usual)
         scale = usual.diagonal().sqrt()
+        if self.likely is not None:
+            usual = OTHERS * usual + self.likely.T @ self.likely / len(self.likely)
+        rows, off = _expected(torch.cat(gradients), torch.cat(errors), usual)
         return RowEvidence(repaired_rows(rows, off, scale.clamp_min(1e-6 * float(scale.max()))), typical)
 
     def weights(self, inputs: Tensor) -> Weights | None:
@@ -130,7 +152,7 @@ class StepRows:
 
 
 def _expected(rows: Tensor, errors: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the expectation of rows (F, D) given their imprecise entries, with its errors.
+    """Return the expectation of imprecise rows (F, D), with its errors.
 
     A row combines inputs, so before it is seen it is normal with the inputs' second moments, up to its size.
 

@@ -7,7 +7,7 @@ then computed again (`resimulation`); only a guess that agrees is proved. (Own d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -27,6 +27,10 @@ from leakaudit.plugins.budget import Budget
 SHARE = 0.9
 """Share of the time for the search; the rest is for the ends and the proof. Our choice."""
 
+
+TURNS = 2
+"""Times that imprecise rows are estimated again with the prefixes that were found.
+Chosen on training texts: a third time missed no fewer prefixes."""
 
 UNTESTED = 0.5
 """Confidence in a classifier's sentences, whose ends nothing tests but the proof. Our choice."""
@@ -79,16 +83,39 @@ class AdapterSentences:
         """
         first, longest = problem.seen.facts.vocabulary.starts_with, problem.stage.max_length
         typical = typical_inputs(self.inputs, words, first, longest, problem.rng)
+        ends = self._pursued(problem, typical, words, budget)
+        for _ in range(TURNS):
+            better = None if ends is None else self._refined(ends)
+            if ends is None or better is None or budget.spent() > SHARE / 2 * budget.seconds:
+                break
+            before, ends = set(ends.prefixes), better._pursued(problem, typical, words, budget)
+            if ends is None or set(ends.prefixes) == before:
+                break
+        if ends is None:
+            return None
+        if problem.seen.facts.task == "classification":  # the last token is an input, too
+            return Ends(ends.leaves, (UNTESTED,) * len(ends.leaves))
+        found = ends.sentences(budget)
+        return found if found.sentences else None
+
+    def _pursued(
+        self, problem: SpanProblem, typical: Sequence[Tensor], words: Tensor, budget: Budget
+    ) -> PrefixEnds | None:
+        """Return the prefixes of one pursuit, or None if there are none."""
+        first, longest = problem.seen.facts.vocabulary.starts_with, problem.stage.max_length
         layers = [rows.evidence(given) for rows, given in zip(self.rows, typical, strict=True)]
         pursuit = PrefixPursuit(self.inputs, layers, words, first, longest)
         pursuit.run(budget.part(SHARE))
         if not pursuit.prefixes:
             return None
         ends = PrefixEnds(problem.seen, self.inputs, self.rows, self.tail, pursuit.prefixes)
-        if problem.seen.facts.task == "classification":  # the last token is an input, too
-            return Ends(ends.leaves, UNTESTED)
-        found = ends.sentences(budget)
-        return found if found.sentences else None
+        return ends if ends.prefixes else None
+
+    def _refined(self, ends: PrefixEnds) -> AdapterSentences | None:
+        """Return this with rows that are estimated again, or None if they are exact."""
+        rows = [each.refined(given) for each, given in zip(self.rows, ends.inputs, strict=True)]
+        better = tuple(each for each in rows if each is not None)
+        return replace(self, rows=better) if len(better) == len(self.rows) else None
 
 
 def shared_adapters(seen: Observation, group: Sequence[Adapter]) -> tuple[Adapter, ...]:
@@ -98,5 +125,15 @@ def shared_adapters(seen: Observation, group: Sequence[Adapter]) -> tuple[Adapte
 
 def proved(problem: SpanProblem, ends: Ends) -> Proof:
     """Return the sentences, marked as proved if their step is the observed one."""
-    confidence = min(ends.cosine, 0.99)
-    return prove(problem.seen, [GuessedSequence(ids, confidence) for ids in ends.sentences], problem.budget)
+    return prove(problem.seen, guessed(ends), problem.budget)
+
+
+def guessed(ends: Ends, least: float = 0.0) -> list[GuessedSequence]:
+    """Return the sentences whose last tokens explain their gradients.
+
+    Args:
+        ends: the sentences.
+        least: cosine that a sentence must have.
+    """
+    pairs = zip(ends.sentences, ends.cosines, strict=True)
+    return [GuessedSequence(ids, min(cosine, 0.99)) for ids, cosine in pairs if cosine >= least]

@@ -54,8 +54,13 @@ class Ends:
     """Sentences that explain the gradients at prefixes."""
 
     sentences: tuple[Tokens, ...]
-    cosine: float
-    """Least cosine between observed and explained gradients at their ends, from 0 to 1."""
+    cosines: tuple[float, ...]
+    """For each, the cosine between the observed and the explained gradient at its end, from 0 to 1."""
+
+    @property
+    def cosine(self) -> float:
+        """The least cosine; 0 without sentences."""
+        return min(self.cosines, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -101,17 +106,22 @@ class PrefixEnds:
         """
         self._seen, self._tail = seen, tail
         self._prefixes: tuple[Tokens, ...] = tuple(prefixes)
+        self._leaves: tuple[Tokens, ...] = ()
         self._solve(inputs, rows)
-        while wrong := self._without_gradient():
+        while self._prefixes and (wrong := self._without_gradient()):
             self._prefixes = tuple(prefix for prefix in self._prefixes if prefix not in wrong)
             self._solve(inputs, rows)
 
     def _solve(self, inputs: AdapterInputs, rows: Sequence[AdapterRows]) -> None:
+        self._leaves: tuple[Tokens, ...] = ()
+        if not self._prefixes:
+            return
         inner = {prefix[:-1] for prefix in self._prefixes}
         self._leaves = tuple(prefix for prefix in self._prefixes if prefix not in inner)
+        self._inputs = self._inputs_of(inputs)
         solved = [
             (group, weights)
-            for group, each, given in zip(inputs.groups, rows, self._inputs_of(inputs), strict=True)
+            for group, each, given in zip(inputs.groups, rows, self._inputs, strict=True)
             if (weights := each.weights(given)) is not None
         ]
         self._adapters: list[Adapter] = [adapter for group, _ in solved for adapter in group]
@@ -128,6 +138,16 @@ class PrefixEnds:
         }
 
     @property
+    def prefixes(self) -> tuple[Tokens, ...]:
+        """The prefixes, without leaves that have no gradient."""
+        return self._prefixes
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """For each group of adapters (N, D) float64: inputs at the prefixes' ends."""
+        return self._inputs
+
+    @property
     def leaves(self) -> tuple[Tokens, ...]:
         """The prefixes with a gradient that no other one continues."""
         return self._leaves
@@ -135,18 +155,21 @@ class PrefixEnds:
     def sentences(self, budget: Budget) -> Ends:
         """Return a language model's sentences; none if no layer gives the gradients."""
         found: list[Tokens] = []
-        least, unit, left = 1.0, 0.0, self._gradients
-        for _ in range(ROUNDS if self._adapters else 0):
+        cosines: list[float] = []
+        unit, left = 0.0, self._gradients
+        for _ in range(ROUNDS if self._adapters and self._prefixes else 0):
             ends = [self._end(prefix, left) for prefix in self._open(left, found) if not budget.exhausted()]
             if not ends:
                 break
             unit = unit or min((end.amount for end in ends if end.cosine > SURE), default=0.0)
-            found += [sentence for end in ends for sentence in end.sentences(unit)]
-            least = min([least, *(end.cosine for end in ends)])
+            for end in ends:
+                more = end.sentences(unit)
+                found += more
+                cosines += [max(0.0, end.cosine)] * len(more)
             if unit <= 0:
                 break
             left = self._gradients - unit * self._simulated(found)
-        return Ends(tuple(found), max(0.0, least))
+        return Ends(tuple(found), tuple(cosines))
 
     def _open(self, left: Tensor, found: Sequence[Tokens]) -> list[Tokens]:
         """Return the prefixes at which sentences end that are not yet found.
@@ -182,11 +205,11 @@ class PrefixEnds:
     def _device(self) -> torch.device:
         return next(self._seen.model.parameters()).device
 
-    def _inputs_of(self, inputs: AdapterInputs) -> list[Tensor]:
+    def _inputs_of(self, inputs: AdapterInputs) -> tuple[Tensor, ...]:
         """Return for each group (N, D) float64 inputs at the ends of all prefixes."""
         ids, _ = padded_batch(self._seen, self._leaves)
         rows, columns = self._places(self._leaves)
-        return [given[rows, columns].double() for given in inputs.run(ids)]
+        return tuple(given[rows, columns].double() for given in inputs.run(ids))
 
     def _places(self, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         """Return the row and column of every prefix's last token in a batch of sequences."""
@@ -199,7 +222,7 @@ class PrefixEnds:
         return places[:, 0], places[:, 1]
 
     def _atoms(self, prefix: Tokens) -> Tensor:
-        """Return (V, M) float64: gradient of each next token's loss at the end of a prefix."""
+        """Return (V, M) float64: gradients of next tokens' losses at a prefix's end."""
         head = self._seen.model.get_submodule(self._tail.head)
         features: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: features.append(given[0]))
@@ -211,7 +234,7 @@ class PrefixEnds:
         last = features[-1][0, -1]  # (H,)
         eye = torch.eye(len(last), dtype=last.dtype, device=last.device)
         slopes = torch.autograd.grad(last, self._in_order(outputs), eye, is_grads_batched=True)
-        weight: Tensor = head.weight.detach()  # type: ignore[assignment, operator]
+        weight: Tensor = head.weight.detach()  # type: ignore[operator]
         moved = weight @ torch.cat([slope.flatten(1) for slope in slopes], dim=1)  # (V, M)
         return (logits.detach().softmax(dim=0) @ moved - moved).double()
 

@@ -1,8 +1,8 @@
 """Reader for adapters of a decoder after one step of Adam from zero moments.
 
 The step is inverted (`gradient_estimate`), which leaves entries with very unequal errors, so the rows of A's gradient are repaired first
-(`row_denoising`). Their row space gives the words (`adapter_words`). Sentences grow from these words by the inputs of all layers and by
-their own gradients (`adapter_search`), one after the other, until one more does not explain more. The step is computed again from them
+(`row_denoising`). Their row space gives the words (`adapter_words`), and a pursuit of prefixes the sentences (`adapter_sentences`). If these
+are not proved, sentences grow from the words by the inputs of all layers and by their own gradients (`adapter_search`), one after the other, until one more does not explain more. The step is computed again from them
 (`resimulation`); only a guess that agrees is proved. (Own derivation.)
 """
 
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from leakaudit.algorithms.adam_step import AdamStep, known_rows
 from leakaudit.algorithms.gradient_estimate import as_gradient
-from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.resimulation import Proof, prove
 from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
 from leakaudit.algorithms.span.adapter_search import NEARLY, Found, SentenceSearch
-from leakaudit.algorithms.span.adapter_sentences import AdapterSentences, proved
+from leakaudit.algorithms.span.adapter_sentences import AdapterSentences, guessed, proved
 from leakaudit.algorithms.span.adapter_words import BatchWords, words_of
 from leakaudit.algorithms.span.matching_pursuit import word_weights
+from leakaudit.algorithms.span.prefix_ends import SURE
 from leakaudit.algorithms.span.problem import SpanProblem, only_adapters
 from leakaudit.algorithms.span.reachability import PairReach, prefixes_of_words
 from leakaudit.algorithms.span.row_denoising import RepairedRows, repaired_rows
@@ -90,9 +91,9 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     words = words_of(problem.stage, rows[0], problem.budget.part(SHARE / 2))
     if not words.certain:
         return Reconstruction(sequences=())
-    known = _by_prefixes(problem, words)
-    if known is not None:
-        return known
+    likely = _by_prefixes(problem, words)
+    if likely is not None and _all_proved(likely):
+        return likely
     layers = [RowEvidence(found, given) for found, given in zip(rows, typical, strict=True)]
     search = SentenceSearch(
         seen=estimate,
@@ -106,21 +107,30 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         is_right=lambda sentences: _proved(problem, sentences),
     )
     alone = _by_positions(problem, words.certain, search)
-    return _reconstruction(problem, words, [alone] if alone is not None else _sentences(search))
+    found = _reconstruction(problem, words, [alone] if alone is not None else _sentences(search))
+    return found if likely is None or _all_proved(found) else likely
+
+
+def _all_proved(found: Reconstruction) -> bool:
+    return bool(found.sequences) and all(sequence.proved for sequence in found.sequences or ())
 
 
 def _by_prefixes(problem: SpanProblem, words: BatchWords) -> Reconstruction | None:
-    """Return the sentences that the pursuit of prefixes finds, or None if they are not proved."""
+    """Return the sentences that the pursuit of prefixes finds, or None.
+
+    If not all of them are likely, only the likely ones are returned.
+    """
     parts = AdapterSentences.of(problem)
     known = torch.tensor(words.certain, device=problem.stage.device)
     ends = None if parts is None else parts.found(problem, known, problem.budget.part(PURSUIT))
-    if ends is None or ends.cosine < NEARLY:
+    if ends is None:
         return None
-    proof = proved(problem, ends)
-    if not all(sequence.proved for sequence in proof.sequences):
+    proof = proved(problem, ends) if ends.cosine > NEARLY else Proof(tuple(guessed(ends, SURE)))
+    if not proof.sequences:
         return None
     return Reconstruction(
         sequences=proof.sequences,
+        tokens=None if all(sequence.proved for sequence in proof.sequences) else words.certain,
         diagnostics={"words": float(len(words.certain)), "cosine": ends.cosine} | proof.diagnostics,
         reach=_reach(problem, words),
     )

@@ -1,8 +1,10 @@
 """Reader for the update of low-rank adapters (LoRA) alone.
 
 The layer computes W x + s B A x, with W frozen. So the updates are dA = s sum_i (B^T dy_i) x_i^T and dB = s sum_i dy_i
-(A x_i)^T. There are three cases:
+(A x_i)^T. There are four cases:
 
+- The model is a decoder, and adapters of two layers and more are shared: a pursuit of prefixes gives the sentences of
+  any batch (`adapter_sentences`). If it finds nothing, the other cases follow.
 - dA has more rows, over all adapters, than there are tokens: its row space is the span of the inputs, and pairs are
   tested as in other models (`sequence_assembly`, `readers.dropout`).
 - dA has fewer rows: they are still combinations of inputs, and `matching_pursuit` finds these inputs.
@@ -10,7 +12,9 @@ The layer computes W x + s B A x, with W frozen. So the updates are dA = s sum_i
   dimensions. If there are fewer tokens than R, images are tested: |Q A x| / |A x| with Q the complement of that span,
   over all adapters at once. Otherwise the images fill the R dimensions, and there is no test.
 
-The first case is in DAGER (Petrov et al. 2024, Sec. 5); the others are own derivations.
+In an encoder, one sentence comes back whole, and several give words without order.
+
+The second case is in DAGER (Petrov et al. 2024, Sec. 5); the others are own derivations.
 """
 
 from __future__ import annotations
