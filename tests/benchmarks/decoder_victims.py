@@ -1,4 +1,4 @@
-"""Trains small GPT-2 shapes, the victims of language-model measurements.
+"""Trains small GPT-2 shapes, the victims of the measurements on language-model clients.
 
 Run: `python -m tests.benchmarks.decoder_victims --texts FILE [...] --dev FILE [...] --folder FOLDER [--only STAGE ...]`.
 
@@ -124,6 +124,8 @@ def rows_of(texts: Sequence[Sequence[int]], end: int, length: int = LENGTH, seed
 def train(model: Any, rows: Iterator[list[int]], steps: int, checkpoint: Path, until: float = 0.0) -> None:
     """Train a language model, from a checkpoint if there is one.
 
+    The checkpoint is removed at the end.
+
     Args:
         model: changed in place.
         rows: of tokens.
@@ -156,7 +158,10 @@ def train(model: Any, rows: Iterator[list[int]], steps: int, checkpoint: Path, u
 
 
 def _step(model: Any, ids: torch.Tensor, optimizer: torch.optim.Optimizer) -> float:
-    """Take one step in evaluation mode, because dropout slows learning."""
+    """Take one step without dropout.
+
+    Dropout slows learning, and the texts are read too few times to be learnt by heart.
+    """
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
@@ -206,7 +211,7 @@ def build(stage: Stage, folder: Path, texts: Sequence[str], known: Sequence[Path
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], rows: int = 32) -> float:
-    """Return a model's perplexity a token; a text's first token is given."""
+    """Return the perplexity a token over texts; the first token is given."""
     ids = [torch.tensor(text) for text in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
     ids = sorted((text[:POSITIONS] for text in ids if len(text) > 1), key=len)
     total, count = 0.0, 0
@@ -221,7 +226,7 @@ def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], rows: int = 32)
 
 
 def described(place: Path, dev: Sequence[Path]) -> str:
-    """Return one sentence that says what a victim is, with its perplexities."""
+    """Return a sentence that says what a victim is, with its perplexity."""
     tokenizer = hf.AutoTokenizer.from_pretrained(place, local_files_only=True)
     model = hf.AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
     stage = next((stage for stage in STAGES if stage.name == place.name), None)

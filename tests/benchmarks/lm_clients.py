@@ -45,7 +45,7 @@ class Client:
     mode: str = "eval"
 
     def simulator(self, grant: tuple[str, ...] = ()) -> Simulator:
-        """Return the maker of the steps, which do not depend on what is granted."""
+        """Return the maker of the steps, which are equal whatever is granted."""
         more: dict[str, Any] = {"freeze": self.freeze, "grant": grant, "mode": self.mode}
         return Simulator(
             Simulation(
@@ -140,7 +140,7 @@ def scored(
 
 
 def nearest(guess: str, texts: Sequence[str], named: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return each score's largest value over the true texts, as FILM's code does."""
+    """Return each score's largest value over the texts, as FILM's code takes it."""
     numbers: dict[str, float | None] = {
         rouge: max((rouge_f(rouge, text, guess) or 0.0 for text in texts), default=None) for rouge in ROUGES
     }
@@ -149,7 +149,7 @@ def nearest(guess: str, texts: Sequence[str], named: Mapping[str, Sequence[str]]
 
 
 def nerr(entities: Iterable[str], guess: str) -> float | None:
-    """Return FILM's named entity recovery ratio: the recall of entities.
+    """Return the share of the named entities that a guess holds, FILM's NERR.
 
     >>> nerr(("New York", "Bo"), "they left new york")
     0.5

@@ -19,7 +19,9 @@ LEAST, MOST = 15, 40
 def kept_rows(
     rows: Sequence[dict[str, Any]], tokenizer: Any, least: int = LEAST, most: int = MOST
 ) -> list[dict[str, Any]]:
-    """Return rows with tokens in range, and an entity if the data names any.
+    """Return the rows whose text has a number of tokens in range.
+
+    It also needs a named entity, if the data names any.
 
     Args:
         rows: each with `text`, and where known `spans` or `entities`.
@@ -36,7 +38,7 @@ def kept_rows(
 
 
 def entities_in(row: dict[str, Any]) -> list[str]:
-    """Return the named entities of a row, from its `entities` or `spans`."""
+    """Return a row's named entities: `entities`, or what `spans` cut out of it."""
     return row.get("entities") or [row["text"][start:end] for start, end, *_ in row.get("spans") or ()]
 
 
