@@ -143,7 +143,7 @@ class PrefixEnds:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """For each group of adapters (N, D) float64: its inputs at the ends of the prefixes."""
+        """For each group (N, D) float64: its inputs at the ends of the prefixes."""
         return self._inputs
 
     @property
@@ -221,7 +221,7 @@ class PrefixEnds:
         return places[:, 0], places[:, 1]
 
     def _atoms(self, prefix: Tokens) -> Tensor:
-        """Return (V, M) float64: gradient of each next token's loss at the end of a prefix."""
+        """Return (V, M) float64: gradient of each token's loss behind a prefix."""
         head = self._seen.model.get_submodule(self._tail.head)
         features: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: features.append(given[0]))
