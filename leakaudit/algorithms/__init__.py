@@ -6,6 +6,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 - `span`: exact recovery by linear algebra. Its `__init__` describes the steps.
 - `matching`: search for the batch whose gradient matches the update.
 - `film`: sentences that a language model writes with the words of the batch.
+- `rare_rows`: sentences from rows that few occurrences of a word wrote, in batches of any size.
 - `bag`: the words of the batch, from the rows of tables.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
@@ -28,6 +29,7 @@ __all__ = [
     "matching",
     "padding",
     "precision",
+    "rare_rows",
     "resimulation",
     "span",
 ]

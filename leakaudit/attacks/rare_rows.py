@@ -1,4 +1,4 @@
-"""`rare-rows`: whole sentences from the rows that one occurrence of a word wrote, in any batch size."""
+"""`rare-rows`: whole sentences from rows that one occurrence of a word wrote."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class RareRows:
 
 
 def _predicts_tokens(seen: Observation) -> bool:
-    """Return whether the loss is about the next tokens, so that the head's rows tell them."""
+    """Return whether the loss is about next tokens, which the head's rows tell."""
     return seen.facts.task == "causal-lm"

@@ -105,7 +105,8 @@ def _as_spec(value: Any) -> Any:
 Plugin = Annotated[PluginSpec, BeforeValidator(_as_spec)]
 
 DEFAULT_ATTACKS = tuple(
-    PluginSpec(name=name) for name in ("embedding-rows", "span", "tag", "idlg", "llg", "ilrg", "feature-labels")
+    PluginSpec(name=name)
+    for name in ("embedding-rows", "span", "rare-rows", "tag", "idlg", "llg", "ilrg", "feature-labels")
 )
 LABEL_ATTACKS = tuple(PluginSpec(name=name) for name in ("random-labels", "idlg", "llg", "llg-star", "ilrg"))
 """Default attacks on batches without text. They need neither labelled data nor a search."""

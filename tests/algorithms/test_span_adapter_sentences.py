@@ -119,7 +119,7 @@ def test_without_the_later_layers_the_words_are_left() -> None:
 
 
 def test_the_gradient_of_a_last_token_is_that_of_autograd() -> None:
-    """At the end of a sentence only the true last token explains the gradient."""
+    """At sentence ends only the true last token explains the gradient."""
     step = _step(_model("llama"), TEXTS)
     seen, truth = step.observe(), step.truth.sequences()
     groups = adapter_groups(seen.model)

@@ -29,7 +29,7 @@ TEXTS = (
 
 
 def _narrow(classes: int = 2, dropout: float = 0.0) -> nn.Module:
-    """Return a BERT classifier with hidden size 24, fewer than the batch's tokens, and weights far from zero."""
+    """Return a BERT classifier with D = 24 and weights far from zero."""
     return tiny.bert(
         num_labels=classes,
         dropout=dropout,

@@ -1,4 +1,4 @@
-"""Trains small GPT-2 shapes, the victims of the measurements on language-model clients.
+"""Trains small GPT-2 shapes, the victims of language-model measurements.
 
 Run: `python -m tests.benchmarks.decoder_victims --texts FILE [...] --dev FILE [...] --folder FOLDER [--only STAGE ...]`.
 
@@ -122,7 +122,7 @@ def rows_of(texts: Sequence[Sequence[int]], end: int, length: int = LENGTH, seed
 
 
 def train(model: Any, rows: Iterator[list[int]], steps: int, checkpoint: Path, until: float = 0.0) -> None:
-    """Train a language model, from a checkpoint if there is one; the checkpoint is removed at the end.
+    """Train a language model, from a checkpoint if there is one.
 
     Args:
         model: changed in place.
@@ -156,7 +156,7 @@ def train(model: Any, rows: Iterator[list[int]], steps: int, checkpoint: Path, u
 
 
 def _step(model: Any, ids: torch.Tensor, optimizer: torch.optim.Optimizer) -> float:
-    """Take one step in evaluation mode: dropout slows learning, and the texts are read too few times to be learnt by heart."""
+    """Take one step in evaluation mode, because dropout slows learning."""
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
@@ -206,7 +206,7 @@ def build(stage: Stage, folder: Path, texts: Sequence[str], known: Sequence[Path
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], rows: int = 32) -> float:
-    """Return a model's perplexity a token over texts; the first token of a text is given."""
+    """Return a model's perplexity a token; a text's first token is given."""
     ids = [torch.tensor(text) for text in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
     ids = sorted((text[:POSITIONS] for text in ids if len(text) > 1), key=len)
     total, count = 0.0, 0
@@ -221,7 +221,7 @@ def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], rows: int = 32)
 
 
 def described(place: Path, dev: Sequence[Path]) -> str:
-    """Return one sentence that says what a victim is, with its perplexity on files of texts."""
+    """Return one sentence that says what a victim is, with its perplexities."""
     tokenizer = hf.AutoTokenizer.from_pretrained(place, local_files_only=True)
     model = hf.AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
     stage = next((stage for stage in STAGES if stage.name == place.name), None)

@@ -27,6 +27,7 @@ import torch
 from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
+from leakaudit.models.structure import word_embedding
 from leakaudit.plugins import Budget
 from leakaudit.registry import attacks
 from tests.benchmarks.decoder_victims import described
@@ -82,7 +83,7 @@ def sentences(options: argparse.Namespace, folder: Path) -> None:
     for client, named in clients(options, folder):
         _print_published(client)
         plain = _simulator(client)
-        ratio = fmean(tokens_of(plain)) / plain.model.config.hidden_size
+        ratio = fmean(tokens_of(plain)) / int(plain.model.get_parameter(str(word_embedding(plain.model))).shape[1])
         for defense in map(PluginSpec.parse, options.defenses):
             for attack in _chosen(options, client.batch_size):
                 grant = GRANTED.get(attack, ())
@@ -167,14 +168,22 @@ def _defences_of_table_4() -> Iterator[tuple[str, PluginSpec, tuple[float, float
 
 
 def noise_of(epsilon: float) -> float:
-    """Return the noise multiplier of DP-SGD with FILM's batch size of 16, number of sentences and steps, and delta = 1 / sentences.
+    """Return the noise multiplier of DP-SGD for an epsilon of FILM's setting.
+
+    Batch size 16, FILM's number of sentences and steps, delta = 1 / sentences.
 
     The paper prints neither delta nor the multiplier.
     """
     from opacus.accountants.utils import get_noise_multiplier
 
-    return get_noise_multiplier(
-        target_epsilon=epsilon, target_delta=1 / SENTENCES, sample_rate=16 / SENTENCES, steps=STEPS, accountant="rdp"
+    return float(
+        get_noise_multiplier(
+            target_epsilon=epsilon,
+            target_delta=1 / SENTENCES,
+            sample_rate=16 / SENTENCES,
+            steps=STEPS,
+            accountant="rdp",
+        )
     )
 
 
@@ -185,12 +194,11 @@ def _rates(snapshot: Snapshot, simulator: Simulator, defense: PluginSpec) -> tup
     true = {token for ids in snapshot.truth.sequences() for token in ids}
     multiplier = float(defense.options.get("noise_multiplier", 0.0))
     sigma = multiplier / simulator.what.batch_size  # of the mean gradient; the clipping bound is 1
-    table = next(name for name, p in seen.model.named_parameters() if p is seen.model.get_input_embeddings().weight)
+    table = str(word_embedding(seen.model))
     rows = seen.update[table]  # (V, D)
     plugin = attacks.create("embedding-rows")
-    guess = plugin(seen, rng, Budget(60.0)) if plugin.applies(seen) else None
-    own = set(guess.tokens or ()) if guess is not None else set[int]()
-    return rates_of(printed_bag(rows, sigma), true), rates_of(own, true)
+    own = rates_of(set(plugin(seen, rng, Budget(60.0)).tokens or ()), true) if plugin.applies(seen) else {}
+    return rates_of(printed_bag(rows, sigma), true), own
 
 
 def printed_bag(rows: torch.Tensor, sigma: float) -> set[int]:

@@ -1,4 +1,4 @@
-"""Attacks on simulated steps of language-model clients, scored in FILM's way and over the whole batch."""
+"""Attacks on simulated language-model clients, scored in FILM's way and ours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Client:
     mode: str = "eval"
 
     def simulator(self, grant: tuple[str, ...] = ()) -> Simulator:
-        """Return the maker of the steps; equal clients make equal steps whatever is granted."""
+        """Return the maker of the steps, which do not depend on what is granted."""
         more: dict[str, Any] = {"freeze": self.freeze, "grant": grant, "mode": self.mode}
         return Simulator(
             Simulation(
@@ -140,7 +140,7 @@ def scored(
 
 
 def nearest(guess: str, texts: Sequence[str], named: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return the largest of each score of one guess over the true texts, as FILM's code takes it."""
+    """Return each score's largest value over the true texts, as FILM's code does."""
     numbers: dict[str, float | None] = {
         rouge: max((rouge_f(rouge, text, guess) or 0.0 for text in texts), default=None) for rouge in ROUGES
     }
@@ -149,7 +149,7 @@ def nearest(guess: str, texts: Sequence[str], named: Mapping[str, Sequence[str]]
 
 
 def nerr(entities: Iterable[str], guess: str) -> float | None:
-    """Return the named entity recovery ratio as FILM defines it: the share of the entities that a guess holds, a recall.
+    """Return FILM's named entity recovery ratio: the recall of entities.
 
     >>> nerr(("New York", "Bo"), "they left new york")
     0.5

@@ -1,4 +1,4 @@
-"""Table of `rare-rows` on an encoder whose batches have more tokens than its hidden size.
+"""Table of `rare-rows` on an encoder with more tokens than its hidden size.
 
 Run: `python -m tests.benchmarks.rare_rows --data FILE.jsonl --sizes 64 [--modes eval train]`.
 

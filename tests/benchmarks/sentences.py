@@ -19,7 +19,7 @@ LEAST, MOST = 15, 40
 def kept_rows(
     rows: Sequence[dict[str, Any]], tokenizer: Any, least: int = LEAST, most: int = MOST
 ) -> list[dict[str, Any]]:
-    """Return the rows whose text has a number of tokens in range, and a named entity if the data names any.
+    """Return rows with tokens in range, and an entity if the data names any.
 
     Args:
         rows: each with `text`, and where known `spans` or `entities`.
@@ -36,7 +36,7 @@ def kept_rows(
 
 
 def entities_in(row: dict[str, Any]) -> list[str]:
-    """Return the named entities of a row: its `entities`, or what its `spans` cut out of the text."""
+    """Return the named entities of a row, from its `entities` or `spans`."""
     return row.get("entities") or [row["text"][start:end] for start, end, *_ in row.get("spans") or ()]
 
 

@@ -1,4 +1,4 @@
-"""The parts of the benchmark on language-model clients: filters, rows of training, scores, tables."""
+"""The parts of the benchmark on language models: filters, scores, tables."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def tokenizer() -> Any:
 
 def test_the_filter_keeps_sentences_of_the_right_length(tokenizer: Any) -> None:
     """Both limits are included."""
-    rows = [{"text": text} for text in TEXTS]
+    rows: list[dict[str, Any]] = [{"text": text} for text in TEXTS]
     assert [row["text"] for row in kept_rows(rows, tokenizer, 14, 22)] == [TEXTS[0]]
     assert len(kept_rows(rows, tokenizer, 14, 23)) == 2
 
 
 def test_the_filter_wants_an_entity_only_where_the_data_names_some(tokenizer: Any) -> None:
     """A file without tags keeps all its rows."""
-    rows = [{"text": "Bo sat", "spans": [[0, 2, "PERSON"]]}, {"text": "he sat", "spans": []}]
+    rows: list[dict[str, Any]] = [{"text": "Bo sat", "spans": [[0, 2, "PERSON"]]}, {"text": "he sat", "spans": []}]
     assert [row["text"] for row in kept_rows(rows, tokenizer, 1, 9)] == ["Bo sat"]
     assert len(kept_rows([{"text": "Bo sat"}, {"text": "he sat"}], tokenizer, 1, 9)) == 2
 
@@ -101,8 +101,9 @@ def test_an_entity_counts_if_its_words_stand_together() -> None:
 
 
 def test_recall_and_precision_of_sentences() -> None:
-    """Two guesses for one text: half of the texts are found, and two of three guesses are right."""
-    assert found_by_any(["a b c d", "a b c x", "q"], ["a b c d", "e f g h"]) == (0.5, pytest.approx(2 / 3))
+    """Half of the texts are found, and two of three guesses are right."""
+    recall, precision = found_by_any(["a b c d", "a b c x", "q"], ["a b c d", "e f g h"])
+    assert (recall, precision) == pytest.approx((0.5, 2 / 3))
 
 
 def test_a_bag_as_printed_leaves_out_what_noise_explains() -> None:

@@ -1,7 +1,30 @@
-"""Sentences from the rows of word tables.
+"""Sentences from rows that few occurrences of a word wrote, in batches of any size.
 
-A word that occurs once in a batch leaves, in its row of the word embedding's update, the gradient at its place and nothing else: D exact
-numbers, whatever the number of other texts. Guesses of one sentence alone are simulated until all such rows agree with it
-(`encoder`). In a causal language model the head's rows are sums of the states of prefixes, so sentences are grown along them
-(`decoder_reader`).
+Encoders (`encoder`): a word that occurs once leaves in its row of the word embedding's update the gradient at its place and nothing else.
+`rows` finds these words and their places, and `dropped_inputs` their dropout. `sentences` simulates drafts of one sentence alone, and
+`agreement` compares them with the rows. `grouping` finds the rare words of one sentence, `filling` and `exchange` the words between
+them, and `reassignment` does what can be done under dropout.
+
+Language models (`decoder_reader`): the head's row of a token holds the final states of the prefixes that the token follows.
+`next_token_rows` tests prefixes against them, `decoder_prefixes` grows prefixes, `sentence_rows` and `decoder_rest` take found sentences
+out of all rows.
+
+The package may import `plugins`, `models`, the public half of `client`, and other algorithms.
 """
+
+__all__ = [
+    "agreement",
+    "decoder_prefixes",
+    "decoder_reader",
+    "decoder_rest",
+    "dropped_inputs",
+    "encoder",
+    "exchange",
+    "filling",
+    "grouping",
+    "next_token_rows",
+    "reassignment",
+    "rows",
+    "sentence_rows",
+    "sentences",
+]

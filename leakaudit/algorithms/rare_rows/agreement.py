@@ -43,7 +43,7 @@ class Agreement:
         return self.judge(drafts)[0]
 
     def judge(self, drafts: Sequence[Draft]) -> tuple[Tensor, Tensor]:
-        """Return the agreement of each draft (N,) float32, and (N,) bool whether one of its rows is exact.
+        """Return agreements (N,) float32, and (N,) bool whether one row is exact.
 
         Both are on the processor.
         """
@@ -60,7 +60,7 @@ class Agreement:
         return sum(self.rows.places.get(word) == place for place, word in draft.words.items())
 
     def of_places(self, gradients: Tensor, numbers: Tensor) -> Tensor:
-        """Return (N, T): the agreement of every row, in the best direction and sign of each draft.
+        """Return (N, T): agreements of rows in each draft's best direction and sign.
 
         Args:
             gradients: (K, N, T, D).
@@ -76,13 +76,13 @@ class Agreement:
         return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
 
     def cosines(self, gradients: Tensor, numbers: Tensor) -> Tensor:
-        """Return (K, N, T): cosine with the row of each rare word that stands at its place, else 0."""
+        """Return (K, N, T): cosines with the rows of rare words, elsewhere 0."""
         known = self._table[numbers.clamp_min(0)]  # (N, T, D)
         cosines: Tensor = torch.nn.functional.cosine_similarity(gradients, known[None], dim=3)
         return cosines * (numbers >= 0)
 
     def row_numbers(self, laid: Laid) -> Tensor:
-        """Return (N, T): the number of the row in the table, -1 where no rare word stands at its place."""
+        """Return (N, T): the row's number in the table, -1 where there is none."""
         pairs = zip(laid.tokens.flatten().tolist(), laid.places.flatten().tolist(), strict=True)
         numbers = [self._index[word] if self.rows.places.get(word) == place else -1 for word, place in pairs]
         return torch.tensor(numbers, device=self._table.device).view_as(laid.tokens)

@@ -8,7 +8,7 @@ new is found. The ends of sentences are mostly frequent words, whose rows say li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from leakaudit.algorithms.rare_rows.decoder_prefixes import TAIL_WIDTH, Path, gr
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
 from leakaudit.algorithms.rare_rows.next_token_rows import RARE, NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
-from leakaudit.algorithms.resimulation import AGREES, prove
+from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import other_tables
@@ -31,14 +31,14 @@ wrongly costs more than what is taken out later."""
 KEPT = 0.6
 """Part of its evidence that a sentence must keep when those before it are taken out. Our choice."""
 
+TAIL = 5.0
+"""Evidence in nats that a path may owe to frequent words at its end. Our choice."""
+
 MOST_ROUNDS = 12
 """Most times that sentences are grown from their starts. Our choice: on training texts nothing new comes after eight."""
 
-TAIL_ROUNDS = 2
-"""Times that all ends are grown anew. Our choice: the second time changes few of them."""
-
-MOST_TRIED = 3000
-"""Most paths of one search that are looked at. Our choice."""
+MOST_TRIED = 500
+"""Most paths of one search that are tested again. Our choice: several times as many as there are sentences."""
 
 FREQUENT = 2.5
 """Number of states from which a row counts as frequent. Our choice: half-way between two and three."""
@@ -60,9 +60,13 @@ def decoder_applies(seen: Observation) -> Applicability:
     if facts.training_mode and any(rate > 0 for rate in facts.dropout.values()):
         return not_applicable("dropout was active, so that the states of a prefix differ from the public model's")
     if seen.only_a_direction:
-        return not_applicable("the update is a difference of weights whose entries tell no sizes, and rows are sums of states")
+        return not_applicable(
+            "the update is a difference of weights whose entries tell no sizes, and rows are sums of states"
+        )
     if seen.noise_sigma > 0.0 or seen.zeroed:
-        return not_applicable("a declared defence adds noise to the update or sets entries to zero; rows are read exactly")
+        return not_applicable(
+            "a declared defence adds noise to the update or sets entries to zero; rows are read exactly"
+        )
     return APPLIES
 
 
@@ -96,26 +100,30 @@ class Pursuit:
         self._seen, self._budget = seen, budget
         self.rest = Rest(seen, find_tables(seen), rng)
         self._longest = longest_sentence(seen)
+        self._begin = len(seen.facts.vocabulary.starts_with) + 1
         self.found: list[Found] = []
         self.watch: Callable[[str], None] = lambda _: None
 
     def run(self) -> None:
         """Find sentences until nothing new comes or the budget is used up."""
         level = 0
+        best = (self.rest.unexplained(), list[Found]())
         for _ in range(MOST_ROUNDS):
             new = self._new_sentences(ACCEPTED[level])
-            self.watch(f"new {new}")
             self._take()
-            self._regrow_tails(only_new=new)
-            self.watch("tails")
+            self._grow_tails(new)
+            self._take()
+            self.watch(f"new {new}")
+            changed = self._renew()
+            self._take()
+            self.watch(f"renewed {changed}")
+            best = min(best, (self.rest.unexplained(), [replace(one) for one in self.found]), key=lambda pair: pair[0])
             level += not new
             if level == len(ACCEPTED) or self._budget.exhausted():
                 break
-        for _ in range(TAIL_ROUNDS):
-            if not self._budget.exhausted():
-                self._cut_tails()
-                self._regrow_tails(only_new=len(self.found))
-                self.watch("all tails")
+        self.found = best[1]
+        self._take()
+        self.watch("best")
 
     def _new_sentences(self, least: float) -> int:
         """Grow sentences from their starts, and keep those with enough evidence."""
@@ -127,10 +135,14 @@ class Pursuit:
         often = set(rows.tokens[rows.counts > FREQUENT].tolist())
         before = len(self.found)
         used: set[int] = set()
-        for path in [path for path in paths if path.evidence > least][:MOST_TRIED]:
+        tried = 0
+        for path in paths:
+            if path.evidence <= least or tried == MOST_TRIED or self._budget.exhausted():
+                break
             mine = [token for token in path.tokens[path.begin :] if token in rare]
             if len(set(mine)) < len(mine) or used & set(mine):
                 continue
+            tried += 1
             tokens = path.tokens
             while len(tokens) > path.begin + 1 and tokens[-1] in often:
                 tokens = tokens[:-1]
@@ -141,59 +153,76 @@ class Pursuit:
 
     def _accept(self, rows: NextTokenRows, path: Path, least: float) -> bool:
         """Take a path out of rows if enough of its evidence is left."""
-        states = self.rest.states.along(path.tokens)
-        done: list[tuple[int, Tensor]] = []
-        total = 0.0
-        for place in range(path.begin, len(path.tokens)):
-            row, state = rows.index_of(path.tokens[place]), states[place - 1]
-            if row < 0:
-                total = -torch.inf
-                break
-            usual = self.rest.typical(place, torch.tensor([path.tokens[place - 1]], device=state.device))[0]
-            total += rows.evidence_of(row, state, usual) + float(rows.prior(state[None])[0, row])
-            rows.take(row, state)
-            done.append((row, state))
-        if total > max(least, KEPT * path.evidence - DROP_OF_TAIL):
-            return True
-        for row, state in done:
-            rows.give_back(row, state)
-        return False
+        tokens, places = path.tokens, range(path.begin, len(path.tokens))
+        numbers = [rows.index_of(tokens[place]) for place in places]
+        if not numbers or min(numbers) < 0:
+            return not numbers
+        states = self.rest.states.along(tokens)[path.begin - 1 : -1]
+        last = [torch.tensor([tokens[place - 1]], device=states.device) for place in places]
+        usual = torch.cat([self.rest.typical(place, token) for place, token in zip(places, last, strict=True)])
+        total = float(rows.gains(torch.tensor(numbers, device=states.device), states, usual).sum())
+        if total <= max(least, KEPT * path.evidence - TAIL):
+            return False
+        for number, state in zip(numbers, states, strict=True):
+            rows.take(number, state)
+        return True
 
     def _take(self) -> None:
         self.rest.take([one.tokens for one in self.found])
 
-    def _cut_tails(self) -> None:
-        for one in self.found:
-            one.tokens = one.tokens[: one.sure]
-        self._take()
-
-    def _regrow_tails(self, only_new: int) -> None:
-        """Grow the ends of the last sentences, those of one length together."""
-        open_ones = self.found[len(self.found) - only_new :]
-        if not open_ones:
-            return
-        rows, rest = self.rest.rows(), self.rest
+    def _grow_tails(self, new: int) -> None:
+        """Grow the ends of the last `new` sentences, those of one length together."""
+        rows = self.rest.rows()
         by_length: dict[int, list[Found]] = {}
-        for one in open_ones:
+        for one in self.found[len(self.found) - new :]:
             by_length.setdefault(len(one.tokens), []).append(one)
-        grown: list[tuple[Path, Found]] = []
-        for length, group in by_length.items():
-            starts = torch.tensor(sorted({one.tokens for one in group}), device=rest.head.device)
-            for path in grow(rest.states, rows, rest.typical, starts, self._longest, self._budget, TAIL_WIDTH):
-                grown.extend((path, one) for one in group if one.tokens == path.tokens[:length])
-        done: set[int] = set()
-        for path, one in sorted(grown, key=lambda pair: -pair[0].evidence):
-            if id(one) not in done and self._accept(rows, path, 0.0):
-                one.tokens = path.tokens
-                done.add(id(one))
-        self._take()
+        for _, group in sorted(by_length.items()):
+            paths = self._continued(rows, sorted({one.tokens for one in group}))
+            for one in group:
+                fitting = (path for path in paths if path.tokens[: path.begin] == one.tokens)
+                path = next((path for path in fitting if self._accept(rows, path, 0.0)), None)
+                one.tokens = path.tokens if path is not None else one.tokens
+
+    def _renew(self) -> int:
+        """Look at each sentence again while all others are taken out.
+
+        A sentence without evidence is dropped, and the end of every other one is grown anew.
+
+        Returns:
+            How many sentences have changed.
+        """
+        rows, before = self.rest.rows(), [one.tokens for one in self.found]
+        for one in list(self.found):
+            if self._budget.exhausted():
+                break
+            self._give_back(rows, one.tokens)
+            sure = one.tokens[: one.sure]
+            if not self._accept(rows, Path(sure, self._begin, 0.0), ACCEPTED[-1]):
+                self.found.remove(one)
+                continue
+            paths = self._continued(rows, [sure])
+            one.tokens = paths[0].tokens if paths and self._accept(rows, paths[0], 0.0) else sure
+        after = {one.tokens for one in self.found}
+        return sum(tokens not in after for tokens in before)
+
+    def _give_back(self, rows: NextTokenRows, tokens: tuple[int, ...]) -> None:
+        """Put the states of a sentence back into the rows of the tokens that follow."""
+        states = self.rest.states.along(tokens)
+        for place in range(self._begin, len(tokens)):
+            if (row := rows.index_of(tokens[place])) >= 0:
+                rows.give_back(row, states[place - 1])
+
+    def _continued(self, rows: NextTokenRows, starts: Sequence[tuple[int, ...]]) -> list[Path]:
+        rest, width = self.rest, max(TAIL_WIDTH, 4 * len(starts))
+        given = torch.tensor(starts, device=rest.head.device)
+        return (
+            grow(rest.states, rows, rest.typical, given, self._longest, self._budget, width) if len(rows.tokens) else []
+        )
 
     def reconstruction(self) -> Reconstruction:
         """Return what was found, with what is proved."""
         error = self.rest.agreement()
-        guess = [
-            GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)])) for one in self.found
-        ]
+        guess = [GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)])) for one in self.found]
         guess.sort(key=lambda one: -one.confidence)
         proof = prove(self._seen, guess, self._budget)
         diagnostics = {"targets": self.rest.targets, "targets_found": float(self.rest.taken.targets)}
@@ -202,9 +231,6 @@ class Pursuit:
             stop="budget" if self._budget.exhausted() else "done",
             diagnostics=diagnostics | proof.diagnostics,
         )
-
-
-DROP_OF_TAIL = 5.0
 
 
 def _confidence(errors: Tensor) -> float:

@@ -34,14 +34,23 @@ STATE_NOISE = 0.02
 VOTES = 200
 """Pairs of a one-token prefix and a row that vote for the number of targets. Our choice."""
 
+FIRST_VOTE = 0.1
+"""Relative error of the number of targets at which most rows hold one state. Our choice."""
+
+ANY_VOTE = 0.05
+"""Weight of a vote far from it, in units of a near one. Our choice: many exact votes of untied tables outweigh it."""
+
 SAME_VOTE = 0.03
 """Relative width of a vote. Our choice."""
 
 EXPLAINED = 0.9998
-"""Cosine between a row and its simulation above which the row tells the number of targets. Our choice: an error of 2 %."""
+"""Cosine between rows and their simulation above which they tell the number of targets. Our choice: an error of 2 % of a row."""
 
-FEW_TARGETS = 60
-"""Found targets below which drawn sentences say better what states look like. Our choice."""
+MOST_EXPLAINED = 9
+"""Best explained rows whose median tells the number of targets. Our choice: rare tokens, whose rows have hardly any background."""
+
+TARGETS_ERROR = 0.003
+"""Relative error of the number of targets that is granted. Our choice: one in 300."""
 
 
 class Rest:
@@ -60,9 +69,11 @@ class Rest:
         self.head = seen.model.get_parameter(tables.head).detach().float()  # (V, D)
         self._update = seen.update[tables.head].float()
         self.taken = rows_of(seen, [], tables)
+        self._tokens_taken = torch.zeros(0, dtype=torch.long)
         samples = self._drawn(rng)
         self.typical = TypicalStates(seen.model, samples)
-        self._learn(rows_of(seen, samples.tolist(), tables))
+        self._sample = rows_of(seen, samples.tolist(), tables)
+        self._learn()
         self.targets = self._voted_targets()
 
     def starts(self) -> Tensor:
@@ -79,8 +90,8 @@ class Rest:
     def take(self, sentences: list[tuple[int, ...]]) -> None:
         """Take out these sentences and no others, and learn from them."""
         self.taken = rows_of(self.seen, sentences, self.tables)
-        if self.taken.targets >= FEW_TARGETS:
-            self._learn(self.taken)
+        self._tokens_taken = torch.tensor(sorted({t for one in sentences for t in one}), dtype=torch.long)
+        self._learn()
         self._refine_targets()
 
     def rows(self) -> NextTokenRows:
@@ -90,12 +101,19 @@ class Rest:
         left = background - self.targets * self._update - self.taken.head
         white = left @ self._white  # (V, D)
         square = white.square().mean(dim=1)
-        tokens = (square > IN_BAG).nonzero().flatten()
+        in_bag = square > IN_BAG
+        in_bag[self._tokens_taken] = True
+        tokens = in_bag.nonzero().flatten()
         counts = left[tokens] @ self._mass
         noise = STATE_NOISE * self._size + (BACKGROUND_ERROR * background[tokens] @ self._white).square().mean(dim=1)
+        noise += (TARGETS_ERROR * self.taken.head[tokens] @ self._white).square().mean(dim=1)
         if self.tables.tied:  # the gradients at the inputs have no known size
             noise = torch.maximum(noise, square[tokens] - counts.clamp_min(0.0) * self._size)
         return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
+
+    def unexplained(self) -> float:
+        """Return the square of what taken sentences leave of the rows, times N."""
+        return float((self.targets * self._update + self.taken.head).square().sum())
 
     def agreement(self) -> Tensor:
         """Return (V,) the relative error with which the taken sentences explain rows.
@@ -114,7 +132,7 @@ class Rest:
     def _drawn(self, rng: torch.Generator) -> Tensor:
         """Return (SAMPLES, T) token ids, half from the model, half by the rows' lengths."""
         norms = self._update.norm(dim=1)
-        tokens = norms.topk(min(len(norms), SAMPLE_TOKENS)).indices
+        tokens: Tensor = norms.topk(min(len(norms), SAMPLE_TOKENS)).indices
         share = norms[tokens] / norms[tokens].sum()
 
         def draw(weights: Tensor) -> Tensor:
@@ -127,24 +145,32 @@ class Rest:
             given = self.states.extend(every, draw(0.5 * own + 0.5 * share))
         return self.states.paths
 
-    def _learn(self, known: SentenceRows) -> None:
-        """Learn from sentences what states, input gradients and background look like."""
-        moment = known.states.T @ known.states / known.targets
-        if self.tables.tied:
-            slopes = torch.cat([rows[:-1] for rows in known.inputs])
-            moment = moment + slopes.T @ slopes / len(slopes)
-        self._white = whitener(moment)
+    def _learn(self) -> None:
+        """Learn from drawn and taken sentences what states and input gradients look like.
+
+        Taken sentences count the more, the more states there are for each of the D directions.
+        """
+        drawn, taken = self._sample, self.taken
+        part = taken.targets / (taken.targets + drawn.states.shape[1])
+        moment = (1 - part) * _moment(drawn, self.tables.tied)
+        mean = (1 - part) * drawn.states.mean(dim=0)
+        background = (1 - part) * drawn.background / drawn.targets
+        if taken.targets:
+            moment = moment + part * _moment(taken, self.tables.tied)
+            mean = mean + part * taken.states.mean(dim=0)
+            background = background + part * taken.background / taken.targets
+        self._white, self._background = whitener(moment), background
         exact = moment.double()
         ridge = 1e-7 * exact.diagonal().mean() * torch.eye(len(exact), device=exact.device, dtype=exact.dtype)
-        self._mass = torch.linalg.solve(exact + ridge, known.states.mean(dim=0).double()).float()
-        self._size = float((known.states @ self._white).square().mean())
-        self._background = known.background / known.targets
+        self._mass = torch.linalg.solve(exact + ridge, mean.double()).float()
+        self._size = float((torch.cat([drawn.states, taken.states]) @ self._white).square().mean())
 
     def _voted_targets(self) -> float:
         """Return N, by the rows that look like one state of a one-token prefix.
 
-        If a row is the state x, the update is x / N plus its background.
+        If a row is the state x, the update is x / N plus its background. Votes far from what most rows count weigh little.
         """
+        first = self._targets_of_single_rows().log()
         mean = (self._background - self._update) @ self._white  # (V, D)
         rows = mean[mean.square().sum(dim=1).topk(min(len(mean), 4 * SAMPLE_TOKENS)).indices]
         x = self.states.alone(self.starts()) @ self._white
@@ -153,15 +179,37 @@ class Rest:
         best = cosine.flatten().topk(min(VOTES, cosine.numel()))
         votes = (x.square().sum(dim=1, keepdim=True) / dot).flatten()[best.indices].clamp_min(1.0).log()
         weights = -(1 - best.values.clamp(0.0, 0.999).square()).log()
+        weights = weights * (ANY_VOTE + (-0.5 * ((votes - first) / FIRST_VOTE).square()).exp())
         near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp() * weights  # (votes, votes)
         chosen = near[int(near.sum(dim=1).argmax())]
         return float(((chosen * votes).sum() / chosen.sum()).exp())
+
+    def _targets_of_single_rows(self) -> Tensor:
+        """Return N (scalar) at which most of the longest rows hold one state."""
+        rows = self._background - self._update
+        longest = rows.norm(dim=1).topk(min(len(rows), SAMPLE_TOKENS)).indices
+        counted = rows[longest] @ self._mass  # count / N
+        votes = -counted[counted > 0].log()
+        near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp().sum(dim=1)
+        return votes[near.argmax()].exp()
 
     def _refine_targets(self) -> None:
         """Read N from the rows that the taken sentences explain."""
         made, sent = self.taken.head, -self._update
         dot = (made * sent).sum(dim=1)
         cosine = dot / (made.norm(dim=1) * sent.norm(dim=1)).clamp_min(1e-30)
-        good = cosine > EXPLAINED
-        if int(good.sum()) >= 3:
-            self.targets = float((dot[good] / sent[good].square().sum(dim=1)).median())
+        best = cosine.topk(min(MOST_EXPLAINED, len(cosine)))
+        if float(best.values.median()) > EXPLAINED:
+            chosen = best.indices
+            self.targets = float((dot[chosen] / sent[chosen].square().sum(dim=1)).median())
+
+
+def _moment(known: SentenceRows, tied: bool) -> Tensor:
+    """Return the second moment (D, D) of states, and of input gradients if tied."""
+    moment = known.states.T @ known.states / known.targets
+    if tied:
+        slopes = torch.cat([rows[:-1] for rows in known.inputs])
+        norms = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        usual = slopes / norms * norms.median()  # a few slopes are many times as long as the others
+        moment = moment + usual.T @ usual / len(usual)
+    return moment

@@ -1,4 +1,4 @@
-"""Dropout masks behind the first normalisation, from the rows of words that occur once.
+"""Dropout masks behind the first normalisation, from rows of rare words.
 
 With z = (u - mean) / deviation the gradient at u is r = (h - mean(h) - z mean(h z)) / deviation, where h is the gradient at z. Dropout behind the
 normalisation makes h zero at the dropped entries, so all dropped entries of a row lie on one line: r_j = a + b z_j. Other entries do not. (Own
@@ -33,7 +33,7 @@ Our choice: lines through entries that were not dropped pass within that distanc
 
 
 def kept_inputs(seen: Observation, rows: Rows, stage: InputStage) -> dict[tuple[int, int], Tensor]:
-    """Return (token id, place) -> (D,) float32: 0 where dropout set the input to zero, else 1 / (1 - rate).
+    """Return (token id, place) -> (D,) float32: 0 where dropped, or 1 / (1 - rate).
 
     Empty if dropout is off. Words whose row shows no line are left out.
 
@@ -68,7 +68,7 @@ def _normalised(stage: InputStage, word: int, place: int) -> Tensor:
 
 
 def _dropped(row: Tensor, z: Tensor) -> Tensor | None:
-    """Return (D,) bool: the entries of a row on the line that passes through most; None if too few do."""
+    """Return (D,) bool: the entries on the line through most; None if too few."""
     generator = torch.Generator().manual_seed(0)
     one, other = torch.randint(len(row), (2, LINES), generator=generator).to(row.device)
     slope = (row[one] - row[other]) / torch.where(one == other, torch.inf, z[one] - z[other])

@@ -9,6 +9,7 @@ Letters: N drafts, D hidden size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -58,7 +59,7 @@ AT_ONCE = 8
 
 
 def can_read_sentences(seen: Observation) -> Applicability:
-    """Say whether words that occur once show their places, and sentences can be simulated."""
+    """Say whether rare words show their places and sentences can be simulated."""
     rows = can_read_rows(seen)
     if not rows:
         return rows
@@ -172,7 +173,9 @@ class EncoderSearch:
         return True
 
     def gradients(self, draft: Draft) -> dict[int, Tensor] | None:
-        """Return token id -> (D,) float64: what a sentence wrote into the rows; None if no rare row agrees to rounding.
+        """Return token id -> (D,) float64: what a sentence wrote into the rows.
+
+        None if no rare row agrees to rounding.
 
         The gradient at a place depends on every word of the sentence, so one row that agrees proves all of them.
         """
@@ -223,7 +226,7 @@ def _guesses(search: EncoderSearch) -> Iterator[GuessedSequence]:
 
 
 def longest_sentence(seen: Observation, stage: InputStage) -> int:
-    """Return the tokens of the longest sentence, or the largest number that the model takes.
+    """Return the tokens of the longest sentence, or the model's limit.
 
     The rows of a trained position table tell it: a row without a gradient belongs to a place that no sentence reaches.
     """
@@ -239,7 +242,7 @@ def longest_sentence(seen: Observation, stage: InputStage) -> int:
 
 
 def _is_table_of_places(seen: Observation, name: str, stage: InputStage) -> bool:
-    """Return whether a parameter holds the vectors that places add, up to one common vector."""
+    """Return whether a parameter holds the places' vectors, up to a common one."""
     table = dict(seen.model.named_parameters())[name].detach().double()
     if table.shape[1:] != stage.position_vectors.shape[1:]:
         return False
@@ -250,7 +253,7 @@ def _is_table_of_places(seen: Observation, name: str, stage: InputStage) -> bool
 
 
 def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count: int) -> list[list[Draft]]:
-    """Return for each group the drafts with the largest agreement, without their weak words."""
+    """Return each group's drafts that agree best, without their weak words."""
     groups = _split(
         list(zip(filled, [draft for many in starts for draft in many], strict=True)), [len(m) for m in starts]
     )
@@ -272,7 +275,7 @@ def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
 
 def _quality(grouping: Grouping, group: Group) -> float:
     """Return the mean agreement of a group's words, times the root of their number."""
-    return grouping.known[group] / len(group) ** 0.5
+    return grouping.known[group] / math.sqrt(len(group))
 
 
 def _sums(draft: Draft, gradients: Tensor) -> dict[int, Tensor]:

@@ -1,4 +1,4 @@
-"""Exchange of single words of drafts, and of their last word, while the rows agree better.
+"""Exchange of single words of drafts while the rows agree better.
 
 The words to try at a place are ranked by the agreement's own derivative (HotFlip, Ebrahimi et al. 2018, Sec. 3): v_w . dF/du at the place.
 
@@ -89,7 +89,7 @@ def _judged(agreement: Agreement, drafts: Sequence[Draft]) -> tuple[list[float],
 
 
 def _narrow_round(moving: Sequence[Exchanged], agreement: Agreement, candidates: Candidates) -> None:
-    """Try likely neighbours of each draft and take the best one of each, or all that help at once."""
+    """Try likely neighbours of each draft; take the best, or all that help."""
     if not moving:
         return
     ranked = _ranked(moving, agreement, candidates)
@@ -105,7 +105,7 @@ def _narrow_round(moving: Sequence[Exchanged], agreement: Agreement, candidates:
 
 
 def _wide_round(one: Exchanged, agreement: Agreement, candidates: Candidates) -> None:
-    """Try all neighbours of a draft, part by part, and take the best of the first part that helps."""
+    """Try all neighbours in parts; take the best of the first part that helps."""
     drafts = _wide(one.draft, one.settled, candidates)
     for start in range(0, len(drafts), WIDE_PART):
         part = drafts[start : start + WIDE_PART]
@@ -156,7 +156,7 @@ def _neighbours(one: Exchanged, ranked: Sequence[tuple[int, int]]) -> list[Draft
 
 
 def _wide(draft: Draft, settled: frozenset[int], candidates: Candidates) -> list[Draft]:
-    """Return drafts with any word at any place that is not settled, one word more or less, or two words exchanged."""
+    """Return all drafts with one other word, one more or less, or two exchanged."""
     last_rare = max(
         (place for place, word in draft.words.items() if not candidates.anywhere(word)), default=draft.begin - 1
     )
@@ -175,7 +175,7 @@ def _opened(draft: Draft, place: int) -> tuple[int, Draft]:
 
 
 def _closed(draft: Draft, place: int) -> Draft:
-    """Return the draft without the word at a place; later words stand one place earlier."""
+    """Return the draft without a place's word; later words move forward."""
     words = {p - (p > place): word for p, word in draft.words.items() if p != place}
     return Draft(words, draft.begin, draft.end - 1)
 
@@ -227,7 +227,7 @@ def _best_pairs(draft: Draft, slopes: Tensor, vectors: Tensor, candidates: Candi
 
 
 def _slopes(agreement: Agreement, laid: Laid, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the agreement's derivatives by the normalisation's inputs (N, T, D), and its values (N, T)."""
+    """Return the agreement's derivatives by the inputs (N, T, D), and it (N, T)."""
     simulator = agreement.simulator
     inputs = simulator.inputs(laid).requires_grad_()
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""The words at the holes of drafts, as weights that are improved by gradient ascent.
+"""The words at the holes of drafts, found by gradient ascent on weights.
 
 Each hole holds a weighted mean of the words that are possible there. The weights move until the gradients at the rare words agree with their
 rows. All words of a sentence are so found together, at the cost of some ten passes. (Own derivation; the weighted mean over a vocabulary is
@@ -36,7 +36,7 @@ class Candidates:
 
     @classmethod
     def of(cls, agreement: Agreement) -> Candidates:
-        """Return all words of the batch: frequent ones for every place, rare ones for their own."""
+        """Return all words: frequent ones for every place, rare ones for their own."""
         rows, device = agreement.rows, agreement.simulator.device
         words = (*rows.frequent, *rows.rare)
         places = [rows.places.get(word, -1) for word in words]

@@ -8,6 +8,7 @@ Letters: U rare words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -92,7 +93,7 @@ class Grouping:
             self.simulate(groups[start : start + 1_000])
 
     def gain(self, one: Group, other: Group) -> float | None:
-        """Return by how much two groups agree better together; None if they were not simulated together."""
+        """Return by how much two groups agree better together; None if unknown."""
         together = self.known.get(one | other)
         return None if together is None else together - self.known[one] - self.known[other]
 
@@ -110,7 +111,7 @@ class Merging:
                 self.gains[one, other] = gain
 
     def step(self) -> bool:
-        """Merge the two groups with the largest gain; return whether there were such groups."""
+        """Merge the two groups with the largest gain; return whether there were any."""
         (one, other), gain = max(
             self.gains.items(), key=lambda item: item[1], default=((frozenset(), frozenset()), 0.0)
         )
@@ -131,6 +132,7 @@ class Merging:
         return sorted(fitting, key=lambda other: self._pair_gain(group, other), reverse=True)[:PARTNERS]
 
     def _pair_gain(self, group: Group, other: Group) -> float:
-        """Return the sum of the gains of pairs across two groups, over the square root of the other group's size."""
+        """Return the gains of pairs across two groups, over the other's root size."""
         gains = (self.grouping.gain(frozenset([a]), frozenset([b])) for a in group for b in other)
-        return sum(gain for gain in gains if gain is not None) / len(other) ** 0.5
+        total: float = sum(gain for gain in gains if gain is not None)
+        return total / math.sqrt(len(other))

@@ -46,7 +46,8 @@ def whitener(moment: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(moment.double())
     values = values.clamp_min(0.0) + RIDGE * values.mean().clamp_min(1e-30)
-    return (vectors / values.sqrt()).to(moment.dtype)
+    white: Tensor = (vectors / values.sqrt()).to(moment.dtype)
+    return white
 
 
 @dataclass
@@ -78,10 +79,16 @@ class NextTokenRows:
         every = torch.arange(len(self.tokens), device=self.rows.device)
         return self._evidence(states @ self.white, typical @ self.white, every)
 
-    def evidence_of(self, row: int, state: Tensor, typical: Tensor) -> float:
-        """Return the log-odds for one row and one state (D,)."""
-        x, usual = state[None] @ self.white, typical[None] @ self.white
-        return float(self._evidence(x, usual, torch.tensor([row], device=self.rows.device)))
+    def gains(self, which: Tensor, states: Tensor, typical: Tensor) -> Tensor:
+        """Return (n,) the log-odds, with priors, of one row for each state.
+
+        Args:
+            which: (n,) numbers of the rows.
+            states: (n, D) as for `evidence`.
+            typical: (n, D) as for `evidence`.
+        """
+        found = self._evidence(states @ self.white, typical @ self.white, which).diagonal()
+        return found + self.prior(states).gather(1, which[:, None])[:, 0]
 
     def _evidence(self, x: Tensor, usual: Tensor, which: Tensor) -> Tensor:
         rows, count, noise = self.rows[which], self.counts[which], self.noise[which]

@@ -37,7 +37,7 @@ AT_ONCE = 32
 
 
 def assigned_sentences(drafts: Sequence[Draft], agreement: Agreement, budget: Budget) -> list[Filled]:
-    """Return drafts whose rare words are assigned and whose holes are filled, the best first.
+    """Return drafts with assigned rare words and filled holes, the best first.
 
     Args:
         drafts: rare words alone, with the ends of the sentences.
@@ -61,7 +61,7 @@ def _filled(drafts: Sequence[Draft], agreement: Agreement, candidates: Candidate
 
 
 def _assigned(drafts: Sequence[Draft], agreement: Agreement, budget: Budget) -> list[Draft]:
-    """Return the drafts with the rare words that are assigned to them, and no other words."""
+    """Return the drafts with the rare words assigned to them, and no others."""
     words: list[dict[int, int]] = [{} for _ in drafts]
     for place, rare in _by_place(agreement):
         if budget.exhausted():
@@ -84,7 +84,7 @@ def _by_place(agreement: Agreement) -> Iterator[tuple[int, list[int]]]:
 
 
 def _gains(drafts: Sequence[Draft], place: int, rare: Sequence[int], agreement: Agreement) -> np.ndarray:
-    """Return (S, W) float64: by how much each word at the place improves each draft; -1 far after a draft's end."""
+    """Return (S, W) float64: gains of words in drafts; -1 far after an end."""
     near = [index for index, draft in enumerate(drafts) if place < draft.end + BEYOND]
     without = [_without(drafts[index], place) for index in near]
     tried = [_with(draft, place, word) for draft in without for word in rare]

@@ -97,7 +97,7 @@ def _limit(size: float, subtracted: float) -> float:
 
 
 def _off_orthogonal(rows: Tensor, words: Sequence[int], stage: InputStage, longest: int) -> Tensor:
-    """Return (U, P) float64, |cosine| between each row and its word's input at each place."""
+    """Return (U, P) float64: |cosine| of rows and their words' inputs at places."""
     vectors = stage.token_vectors[torch.tensor(words, device=stage.device)].double()[:, None]
     inputs = vectors + stage.position_vectors[:longest].to(stage.device)  # (U, P, D)
     inputs = inputs - inputs.mean(dim=2, keepdim=True)

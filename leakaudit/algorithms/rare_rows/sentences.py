@@ -170,7 +170,7 @@ class SentenceSimulator:
 
 @contextmanager
 def _normalised_from(norm: nn.Module, inputs: Tensor, kept: Tensor | None) -> Iterator[None]:
-    """Let a normalisation read `inputs` in place of what it is given, and multiply its output by `kept`."""
+    """Let a normalisation read `inputs`, and multiply its output by `kept`."""
 
     def replaced(_module: nn.Module, _given: Any) -> tuple[Tensor]:
         return (inputs,)

@@ -152,7 +152,7 @@ class StepRows:
 
 
 def _expected(rows: Tensor, errors: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the expectation of rows (F, D) given their imprecise entries, with its errors.
+    """Return the expectation of imprecise rows (F, D), with its errors.
 
     A row combines inputs, so before it is seen it is normal with the inputs' second moments, up to its size.
 

@@ -106,6 +106,7 @@ class PrefixEnds:
         """
         self._seen, self._tail = seen, tail
         self._prefixes: tuple[Tokens, ...] = tuple(prefixes)
+        self._leaves: tuple[Tokens, ...] = ()
         self._solve(inputs, rows)
         while self._prefixes and (wrong := self._without_gradient()):
             self._prefixes = tuple(prefix for prefix in self._prefixes if prefix not in wrong)
@@ -143,7 +144,7 @@ class PrefixEnds:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """For each group (N, D) float64: its inputs at the ends of the prefixes."""
+        """For each group of adapters (N, D) float64: inputs at the prefixes' ends."""
         return self._inputs
 
     @property
@@ -221,7 +222,7 @@ class PrefixEnds:
         return places[:, 0], places[:, 1]
 
     def _atoms(self, prefix: Tokens) -> Tensor:
-        """Return (V, M) float64: gradient of each token's loss behind a prefix."""
+        """Return (V, M) float64: gradients of next tokens' losses at a prefix's end."""
         head = self._seen.model.get_submodule(self._tail.head)
         features: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: features.append(given[0]))

@@ -1,0 +1,117 @@
+"""`rare-rows` on language models: sentences grown along the head's rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies, longest_sentence
+from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows
+from leakaudit.algorithms.rare_rows.sentence_rows import find_tables, rows_of
+from leakaudit.attacks.rare_rows import RareRows
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.observation import Observation
+from leakaudit.models.vocabulary import Vocabulary
+from leakaudit.plugins import Budget, Reconstruction
+from tests.support.tiny import generator, hf
+
+WORDS, HIDDEN, LONGEST = 400, 64, 12
+Sentences = tuple[tuple[int, ...], ...]
+
+
+def _gpt2(tied: bool) -> nn.Module:
+    config = hf.GPT2Config(
+        vocab_size=WORDS, n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32, tie_word_embeddings=tied,
+        initializer_range=0.15, attn_implementation="eager", bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = hf.GPT2LMHeadModel(config).eval()
+    return model
+
+
+@cache
+def _sentences(count: int = 24) -> Sentences:
+    """Return sentences of 4 to LONGEST tokens; few tokens are frequent, as words are."""
+    rng = generator(1)
+    often = 1.0 / torch.arange(1, WORDS, dtype=torch.float64)
+    lengths = torch.randint(4, LONGEST + 1, (count,), generator=rng).tolist()
+    return tuple(tuple((torch.multinomial(often, n, True, generator=rng) + 1).tolist()) for n in lengths)
+
+
+def _observe(model: nn.Module, sentences: Sentences, frozen: tuple[str, ...] = (), **facts: Any) -> Observation:
+    """Return what a client sends for sentences, the mean loss's gradient."""
+    names = [name for name, _ in model.named_parameters() if name not in frozen]
+    public = PublicFacts(
+        task="causal-lm", training_mode=False, shared=tuple(names), frozen=frozen,
+        vocabulary=Vocabulary(size=WORDS, special={"pad": 0}, max_length=32),
+    )  # fmt: skip
+    seen = Observation({}, model, public.model_copy(update=facts))
+    ids, mask = padded_batch(seen, sentences)
+    loss = model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    gradients = torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
+    return replace(seen, update=dict(zip(names, gradients, strict=True)))
+
+
+def _recover(seen: Observation, seconds: float = 300.0) -> Reconstruction:
+    return RareRows()(seen, generator(0), Budget(seconds))
+
+
+def _exact(found: Reconstruction, sentences: Sentences) -> int:
+    guessed = [guess.token_ids for guess in found.sequences or ()]
+    return sum(min(guessed.count(one), sentences.count(one)) for one in set(sentences))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_rows_of_all_sentences_are_the_clients_update(tied: bool) -> None:
+    seen = _observe(_gpt2(tied), _sentences())
+    tables = find_tables(seen)
+    made = rows_of(seen, _sentences(), tables)
+    assert made.targets == sum(map(len, _sentences())) - len(_sentences())
+    torch.testing.assert_close(made.head / -made.targets, seen.update[tables.head], atol=1e-5, rtol=1e-4)
+
+
+def test_untied_tables_give_back_most_sentences_of_two_and_a_half_hidden_sizes() -> None:
+    sentences = _sentences()
+    assert sum(map(len, sentences)) > 2.5 * HIDDEN
+    found = _recover(_observe(_gpt2(False), sentences))
+    assert _exact(found, sentences) >= len(sentences) // 2
+    assert found.stop == "done"
+    assert not any(guess.proved for guess in found.sequences or ()) or _exact(found, sentences) == len(sentences)
+
+
+def test_a_used_up_budget_gives_what_was_found_so_far() -> None:
+    found = _recover(_observe(_gpt2(False), _sentences()), seconds=1e-9)
+    assert found.stop == "budget"
+    assert not any(guess.proved for guess in found.sequences or ())
+
+
+def test_a_row_of_one_state_is_evidence_for_that_state_alone() -> None:
+    state, other, usual = torch.randn(3, HIDDEN, generator=generator(2))
+    rows = NextTokenRows(
+        tokens=torch.tensor([7]), white=torch.eye(HIDDEN), rows=state[None], counts=torch.ones(1),
+        noise=torch.full((1,), 0.02), size=1.0, directions=torch.zeros(1, HIDDEN),
+    )  # fmt: skip
+    right, wrong = rows.evidence(torch.stack([state, other]), usual.expand(2, -1))[:, 0].tolist()
+    assert right > 10.0
+    assert wrong < -10.0
+
+
+def test_the_longest_sentence_is_read_from_the_position_rows() -> None:
+    seen = _observe(_gpt2(True), _sentences())
+    assert longest_sentence(seen) == max(map(len, _sentences()))
+
+
+def test_what_it_cannot_read_is_said() -> None:
+    seen = _observe(_gpt2(False), _sentences()[:2], frozen=("lm_head.weight",))
+    assert "lm_head.weight" in decoder_applies(seen).reason
+    dropped = _observe(_gpt2(False), _sentences()[:2], training_mode=True, dropout={"transformer.drop": 0.1})
+    assert "dropout" in decoder_applies(dropped).reason
+    classifier = _observe(_gpt2(False), _sentences()[:2], task="classification")
+    assert "classification" in decoder_applies(classifier).reason
