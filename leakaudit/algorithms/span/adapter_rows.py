@@ -115,7 +115,7 @@ class StepRows:
         return replace(self, likely=inputs)
 
     def evidence(self, typical: Tensor) -> RowEvidence:
-        """Return the rows whose imprecise entries are predicted from the precise ones.
+        """Return the rows; imprecise entries are predicted from precise ones.
 
         First from those of the same row (`_expected`), then from those of other rows (`row_denoising`).
         """

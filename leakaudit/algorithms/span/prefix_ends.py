@@ -112,7 +112,7 @@ class PrefixEnds:
             self._solve(inputs, rows)
 
     def _solve(self, inputs: AdapterInputs, rows: Sequence[AdapterRows]) -> None:
-        self._leaves: tuple[Tokens, ...] = ()
+        self._leaves = ()
         if not self._prefixes:
             return
         inner = {prefix[:-1] for prefix in self._prefixes}
