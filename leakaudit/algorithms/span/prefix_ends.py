@@ -106,6 +106,7 @@ class PrefixEnds:
         """
         self._seen, self._tail = seen, tail
         self._prefixes: tuple[Tokens, ...] = tuple(prefixes)
+        self._leaves: tuple[Tokens, ...] = ()
         self._solve(inputs, rows)
         while self._prefixes and (wrong := self._without_gradient()):
             self._prefixes = tuple(prefix for prefix in self._prefixes if prefix not in wrong)
