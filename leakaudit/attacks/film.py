@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakaudit.algorithms.film.recovery import Settings, can_recover, recover
+from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.plugins import (
     FALSE_EVENTS,
     Applicability,
@@ -166,4 +167,5 @@ class Film:
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Return the guessed sentences, the best first."""
+        seen = in_single_precision(seen)
         return recover(seen, self.settings(), rng, budget)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies, recover_decoder
 from leakaudit.algorithms.rare_rows.encoder import can_read_sentences, recover_encoder
 from leakaudit.plugins import (
@@ -53,7 +54,8 @@ class RareRows:
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Recover sentences until none is found any more, or the budget is used up."""
-        return recover_decoder(seen, rng, budget) if _predicts_tokens(seen) else recover_encoder(seen, rng, budget)
+        single = in_single_precision(seen)
+        return recover_decoder(single, rng, budget) if _predicts_tokens(seen) else recover_encoder(single, rng, budget)
 
 
 def _predicts_tokens(seen: Observation) -> bool:

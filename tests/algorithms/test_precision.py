@@ -60,11 +60,16 @@ def _language(dtype: torch.dtype) -> ClientStep:
     return tiny.client_step(tiny.gpt2_lm().to(dtype), tiny.gpt2_tokenizer(), [TEXT], task="causal-lm", **_facts(dtype))
 
 
+def _untied(dtype: torch.dtype) -> ClientStep:
+    victim = tiny.gpt2_lm(tied=False).to(dtype)
+    return tiny.client_step(victim, tiny.gpt2_tokenizer(), [TEXT], task="causal-lm", **_facts(dtype))
+
+
 def _active(dtype: torch.dtype) -> ClientStep:
     return on_active_server(_one(dtype), WidePooler(width=2000, dimension=24))
 
 
-STEPS: tuple[Callable[[torch.dtype], ClientStep], ...] = (_two, _wide, _decoder, _language)
+STEPS: tuple[Callable[[torch.dtype], ClientStep], ...] = (_two, _wide, _decoder, _language, _untied)
 
 
 @pytest.fixture
@@ -147,4 +152,4 @@ def test_the_steps_of_this_file_differ_in_what_attacks_find() -> None:
     """One or two texts, a decoder, a language model, an active server."""
     seen = _observations()
     assert len({each.facts.task for each in seen}) == 2
-    assert [each.facts.server is not None for each in seen] == [False] * 4 + [True]
+    assert [each.facts.server is not None for each in seen] == [False] * 5 + [True]

@@ -10,8 +10,7 @@ from leakaudit.errors import AnatomyError
 
 SAMPLED_TEXTS, SAMPLED_TOKENS = 32, 16
 """Texts, and tokens of each, that the public model makes up.
-Our choice: 500 features show the directions that features have in common, and cost 16 forward passes of short texts. Chosen over random words
-on training texts: the words of a noisy batch were found half as often again."""
+Our choice: 500 features show the directions that features have in common, and cost 16 forward passes of short texts."""
 
 
 def find_token_head(seen: Observation) -> tuple[nn.Linear, str]:
