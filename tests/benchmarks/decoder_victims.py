@@ -1,4 +1,4 @@
-"""Trains small GPT-2 shapes, the victims of the measurements on language-model clients.
+"""Trains small GPT-2 shapes, the victims of language-model measurements.
 
 Run: `python -m tests.benchmarks.decoder_victims --texts FILE [...] --dev FILE [...] --folder FOLDER [--only STAGE ...]`.
 

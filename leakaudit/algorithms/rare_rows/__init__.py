@@ -1,4 +1,4 @@
-"""Sentences from rows that few occurrences of a word wrote, in batches of any size.
+"""Sentences from rows that few occurrences of a word wrote, in any batch size.
 
 Encoders (`encoder`): a word that occurs once leaves in its row of the word embedding's update the gradient at its place and nothing else.
 `rows` finds these words and their places, and `dropped_inputs` their dropout. `sentences` simulates drafts of one sentence alone, and
