@@ -16,6 +16,7 @@
         NonFiniteUpdateError        the update holds NaN or infinity: the step was skipped or diverged
       PeersError                    the processes of a distributed run cannot be audited together
       SpoolError                    the folder between trainer and battery cannot be used
+        SpoolBusyError              another worker is at work on it
         RoundError                  a round cannot be added to the audit of its folder, which goes on without it
       ResultsError                  results.json cannot be read, or is of a newer major version
       RedactionError                the evidence or the policy does not allow the requested text mode
@@ -88,6 +89,10 @@ class NonFiniteUpdateError(SnapshotError):
 
 class SpoolError(LeakAuditError):
     """The folder between trainer and battery cannot be used."""
+
+
+class SpoolBusyError(SpoolError):
+    """Another worker is at work on the folder."""
 
 
 class RoundError(SpoolError):

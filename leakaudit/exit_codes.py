@@ -25,6 +25,8 @@ class ExitCode(IntEnum):
     """Results or snapshots cannot be read, trusted or written."""
     ORPHANED = 6
     """The side process ended because its trainer ended; the next side process audits the steps that it did not finish."""
+    BUSY = 7
+    """Another side process is at work on the folder, and audits its steps."""
     INTERRUPTED = 130
     """Ctrl-C. The command writes the results of finished attempts before it ends."""
 

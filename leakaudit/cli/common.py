@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from leakaudit.config.invocation import PATH, TEXT
-from leakaudit.errors import LeakAuditError, ResultsError, SnapshotError
+from leakaudit.errors import LeakAuditError, ResultsError, SnapshotError, SpoolBusyError
 from leakaudit.exit_codes import ExitCode
 
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except LeakAuditError as error:
-            code = ExitCode.ERROR if isinstance(error, ResultsError | SnapshotError) else ExitCode.USAGE
+            code = _exit_code(error)
             if kwargs.get("as_json"):
                 click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": int(code)}))
             click.echo(f"error: {error}", err=True)
@@ -71,6 +71,12 @@ def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
             sys.exit(ExitCode.INTERRUPTED)
 
     return guarded
+
+
+def _exit_code(error: LeakAuditError) -> ExitCode:
+    if isinstance(error, SpoolBusyError):
+        return ExitCode.BUSY
+    return ExitCode.ERROR if isinstance(error, ResultsError | SnapshotError) else ExitCode.USAGE
 
 
 def public_command(shown: Mapping[str, str] | None = None) -> str:

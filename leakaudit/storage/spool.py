@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.errors import SpoolError
+from leakaudit.errors import SpoolBusyError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
@@ -313,7 +313,8 @@ class Spool:
         """Lock this spool for one worker until the block or the process ends.
 
         Raises:
-            SpoolError: another worker holds the lock, or the lock file is a link or a folder.
+            SpoolBusyError: another worker holds the lock.
+            SpoolError: the lock file is a link or a folder.
         """
         path = self.root / WORKER_LOCK
         with contextlib.ExitStack() as stack:
@@ -324,7 +325,7 @@ class Spool:
                     f"{path}: cannot be opened ({error.strerror}); it should be a plain file of yours: remove it"
                 ) from None
             if not alone:
-                raise SpoolError(f"{self.root}: another worker is at work on it")
+                raise SpoolBusyError(f"{self.root}: another worker is at work on it")
             self.queue.requeue()
             _remove_half_written(self.root.parent)
             yield

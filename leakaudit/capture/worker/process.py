@@ -96,11 +96,15 @@ class SideProcess:
             return False
         if self._process is not None and self._process.poll() is None:
             return True
-        if self.given_up or self._is_through():
+        if self.given_up:
             return False
         if self._spool.attended():
-            return True  # somebody started one by hand
-        if self._process is not None and not self._restarts.allowed(self._process.returncode, self._spool.abandoned()):
+            return True  # somebody started one by hand, or the worker of an earlier process is still at work
+        if self._is_through():
+            return False
+        code = None if self._process is None else self._process.returncode
+        late = code == ExitCode.BUSY  # another worker was at work, and has ended since
+        if code is not None and not late and not self._restarts.allowed(code, self._spool.abandoned()):
             return self._give_up(f"the side process died {self._restarts.deaths} times")
         return self._start()
 
