@@ -159,4 +159,4 @@ def test_the_longest_time_that_attacks_take_is_said() -> None:
     """By their budgets, defences included."""
     assert plan.time_in_words(
         AuditConfig(defenses=(PluginSpec(name="round"), PluginSpec(name="prune")), budget_s=10)
-    ) == ("7 attacks x 3 defences, up to 10 s each: up to 4 min a step")
+    ) == ("8 attacks x 3 defences, up to 10 s each: up to 4 min a step")

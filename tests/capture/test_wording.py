@@ -38,7 +38,7 @@ def test_a_batch_that_stays_on_the_disk_is_spoken_of(
     except KeyboardInterrupt:
         assert stop
     said = capsys.readouterr().err
-    assert "keeps 1 of 2 steps (every 20th), leaves them to `leakaudit worker` (7 attacks, up to 60 s each" in said
+    assert "keeps 1 of 2 steps (every 20th), leaves them to `leakaudit worker` (8 attacks, up to 60 s each" in said
     assert "the policy needs 59 steps to pass, more than this run has" in said
     assert ("1 step was kept" if stop else "1 step kept") in said and "1 steps" not in said
     spool = tmp_path / "out" / "spool"
