@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.1
 """Seconds between two looks at the results. Our choice: attacks on a round take seconds."""
 
 TIMEOUT_SECONDS = 600.0
-"""Seconds that a transmission waits for its judgement by default. Our choice: seven attacks with the default budget take at most 420 s."""
+"""Seconds that a transmission waits for its judgement by default. Our choice: eight attacks with the default budget take at most 480 s."""
 
 
 @dataclass(frozen=True)
