@@ -191,10 +191,12 @@ def build(stage: Stage, folder: Path, texts: Sequence[str], known: Sequence[Path
         return place
     if not (folder / "tokenizer" / "tokenizer.json").is_file():
         train_tokenizer(texts).save_pretrained(folder / "tokenizer")
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True, trust_remote_code=False)
     if stage.start:
         texts = [row["text"] for path in known for row in kept_rows(read_rows(path), tokenizer)]
-        model = hf.AutoModelForCausalLM.from_pretrained(folder / stage.start, local_files_only=True).eval()
+        model = hf.AutoModelForCausalLM.from_pretrained(
+            folder / stage.start, local_files_only=True, trust_remote_code=False
+        ).eval()
     else:
         model = fresh_model(tokenizer, tied=stage.tied).eval()
     if stage.steps:
@@ -227,8 +229,8 @@ def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], rows: int = 32)
 
 def described(place: Path, dev: Sequence[Path]) -> str:
     """Return a sentence that says what a victim is, with its perplexity."""
-    tokenizer = hf.AutoTokenizer.from_pretrained(place, local_files_only=True)
-    model = hf.AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    model = hf.AutoModelForCausalLM.from_pretrained(place, local_files_only=True, trust_remote_code=False).eval()
     stage = next((stage for stage in STAGES if stage.name == place.name), None)
     heads = "tied" if model.config.tie_word_embeddings else "untied"
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
