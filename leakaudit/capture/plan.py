@@ -232,7 +232,7 @@ def time_in_words(config: AuditConfig) -> str:
     The time is the sum of the budgets. The result is one clause.
 
     >>> time_in_words(AuditConfig())
-    '7 attacks, up to 60 s each: up to 7 min a step'
+    '8 attacks, up to 60 s each: up to 8 min a step'
     """
     attempts = counted(len(config.attacks), "attack")
     if len(config.defenses) > 1:
