@@ -313,8 +313,7 @@ class Spool:
         """Lock this spool for one worker until the block or the process ends.
 
         Raises:
-            SpoolBusyError: another worker holds the lock.
-            SpoolError: the lock file is a link or a folder.
+            SpoolError: another worker holds the lock (`SpoolBusyError`), or the lock file is a link or a folder.
         """
         path = self.root / WORKER_LOCK
         with contextlib.ExitStack() as stack:
