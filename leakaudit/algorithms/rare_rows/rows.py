@@ -98,8 +98,14 @@ def _limit(size: float, subtracted: float) -> float:
 
 def _off_orthogonal(rows: Tensor, words: Sequence[int], stage: InputStage, longest: int) -> Tensor:
     """Return (U, P) float64: |cosine| of rows and their words' inputs at places."""
-    vectors = stage.token_vectors[torch.tensor(words, device=stage.device)].double()[:, None]
-    inputs = vectors + stage.position_vectors[:longest].to(stage.device)  # (U, P, D)
-    inputs = inputs - inputs.mean(dim=2, keepdim=True)
-    cosines: Tensor = torch.nn.functional.cosine_similarity(inputs, rows[:, None], dim=2)
-    return cosines.abs()
+    vectors = _centred(stage.token_vectors[torch.tensor(words, device=stage.device)].double())  # (U, D)
+    places = _centred(stage.position_vectors[:longest].to(vectors))  # (P, D)
+    inner = (rows * vectors).sum(dim=1, keepdim=True) + rows @ places.T
+    squared = vectors.square().sum(dim=1, keepdim=True) + 2 * vectors @ places.T + places.square().sum(dim=1)
+    sizes: Tensor = rows.norm(dim=1, keepdim=True) * squared.clamp_min(0.0).sqrt()
+    return inner.abs() / sizes.clamp_min(1e-300)
+
+
+def _centred(vectors: Tensor) -> Tensor:
+    """Return vectors (N, D) without their means."""
+    return vectors - vectors.mean(dim=1, keepdim=True)
