@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, rows_of_tokens, tokens_of, touched_rows
-from leakaudit.algorithms.rare_rows.encoder import longest_sentence
+from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows.rows import Rows
 from leakaudit.attacks.rare_rows import RareRows
-from leakaudit.client.batches import make_batch, public_facts, with_random_state
-from leakaudit.client.recipe import StepRecipe
+from leakaudit.client.batches import with_random_state
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
 from leakaudit.models.structure import input_stage_of
@@ -41,14 +40,12 @@ def _narrow(classes: int = 2, dropout: float = 0.0) -> nn.Module:
 
 
 def _step(model: nn.Module, *, training: bool = False, frozen: str = "", classes: int = 2) -> ClientStep:
-    tokenizer = tiny.bert_tokenizer()
     labels = [turn % classes for turn in range(len(TEXTS))]
-    batch: Any = make_batch(tokenizer, list(TEXTS), labels, "classification", tiny.POSITIONS)
-    if training:
-        batch = with_random_state(batch, 3)
     names = frozenset(name for name, _ in model.named_parameters() if frozen and frozen in name)
-    facts = public_facts(model, tokenizer, task="classification", training=training, frozen=names)
-    return ClientStep(model, Truth((batch,)), StepRecipe(training=training), facts)
+    step = tiny.client_step(model, tiny.bert_tokenizer(), list(TEXTS), labels, training=training, frozen=names)
+    if not training:
+        return step
+    return replace(step, truth=Truth(tuple(with_random_state(batch, 3) for batch in step.truth.micro_batches)))
 
 
 def _attack(step: ClientStep, seconds: float = 100.0) -> Reconstruction:
@@ -88,9 +85,7 @@ def test_words_that_occur_once_show_their_places_with_and_without_dropout(dropou
 def test_the_longest_sentence_is_read_from_the_rows_of_places() -> None:
     """The position table's untouched rows bound the length."""
     step = _step(_narrow())
-    seen = step.observe()
-    stage = input_stage_of(seen.model, seen.facts.vocabulary.max_length)
-    assert longest_sentence(seen, stage) == max(map(len, step.truth.sequences()))
+    assert longest_length(step.observe()) == max(map(len, step.truth.sequences()))
 
 
 def test_an_attack_without_time_proves_nothing() -> None:
