@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.padding import padded_batch
-from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies, longest_sentence
+from leakaudit.algorithms.position_rows import longest_length
+from leakaudit.algorithms.rare_rows.decoder_reader import decoder_applies
 from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables, rows_of
 from leakaudit.attacks.rare_rows import RareRows
@@ -105,7 +106,7 @@ def test_a_row_of_one_state_is_evidence_for_that_state_alone() -> None:
 
 def test_the_longest_sentence_is_read_from_the_position_rows() -> None:
     seen = _observe(_gpt2(True), _sentences())
-    assert longest_sentence(seen) == max(map(len, _sentences()))
+    assert longest_length(seen) == max(map(len, _sentences()))
 
 
 def test_what_it_cannot_read_is_said() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from leakaudit.algorithms.above_noise import standing_out
 from leakaudit.algorithms.bag.noisy_head import target_surprise
-from leakaudit.algorithms.bag.position_rows import longest_length
 from leakaudit.algorithms.bag.pruned_head import left_over
 from leakaudit.algorithms.bag.softmax_background import (
     ROWS_PER_ENTRY,
@@ -26,6 +25,7 @@ from leakaudit.algorithms.bag.softmax_background import (
 from leakaudit.algorithms.bag.token_head import find_token_head, sampled_features
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, touched_rows
 from leakaudit.algorithms.gradient_estimate import as_gradient
+from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding

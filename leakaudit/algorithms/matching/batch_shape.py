@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from leakaudit.algorithms.labels.output_layer import find_output_layer, neutral_inputs
+from leakaudit.algorithms.position_rows import touched_positions
 from leakaudit.algorithms.span.subspace import Basis, span_of, stacked_update
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -73,7 +73,7 @@ def guess_shape(seen: Observation) -> BatchShape:
     if seen.noise_sigma:
         raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
     sequences = _number_of_sequences(seen)
-    positions = _touched_positions(seen)
+    positions = touched_positions(seen)
     unseen = int(facts.task == "causal-lm")  # no loss follows the last token, so its place has no gradient
     if positions:
         longest = min(positions + unseen, facts.vocabulary.max_length)
@@ -199,24 +199,6 @@ def _summing(shares: Mapping[int, float], sequences: int, total: int) -> tuple[i
                     best[key] = (gain, (*lengths, *(length,) * times))
     chosen = best.get((sequences, total))
     return None if chosen is None else tuple(sorted(chosen[1], reverse=True))
-
-
-def _touched_positions(seen: Observation) -> int:
-    """Return the number of positions with an update; 0 without a shared table.
-
-    This is the number of non-zero rows of the position table's update.
-
-    A position table is an embedding with at least one row for each position and no row for each token.
-    """
-    words = seen.model.get_input_embeddings()  # type: ignore[operator]
-    names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
-    for module in seen.model.modules():
-        if not isinstance(module, nn.Embedding) or module is words:
-            continue
-        name = names.get(id(module.weight), "")
-        if name in seen.update and module.num_embeddings >= seen.facts.vocabulary.max_length:
-            return int((seen.update[name] != 0).any(dim=1).sum())
-    return 0
 
 
 def public_tokens(vocabulary: Vocabulary, length: int) -> Mapping[int, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows.decoder_prefixes import TAIL_WIDTH, Path, grow
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
 from leakaudit.algorithms.rare_rows.next_token_rows import RARE, NextTokenRows
@@ -20,7 +21,6 @@ from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure.embeddings import other_tables
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 
@@ -99,7 +99,8 @@ class Pursuit:
         """Prepare the rows; see `recover_decoder`."""
         self._seen, self._budget = seen, budget
         self.rest = Rest(seen, find_tables(seen), rng)
-        self._longest = longest_sentence(seen)
+        bound = seen.facts.vocabulary.max_length
+        self._longest = min(longest_length(seen) or bound, bound)
         self._begin = len(seen.facts.vocabulary.starts_with) + 1
         self.found: list[Found] = []
         self.watch: Callable[[str], None] = lambda _: None
@@ -236,20 +237,3 @@ class Pursuit:
 def _confidence(errors: Tensor) -> float:
     """Return 1 if a sentence's best half of rows is explained, towards 0 if not."""
     return float((1 - errors.median()).clamp(0.0, 0.99))
-
-
-def longest_sentence(seen: Observation) -> int:
-    """Return the largest number of tokens that a sentence may have.
-
-    Where position vectors are trained, the rows of places behind all sentences are zero.
-    """
-    bound = seen.facts.vocabulary.max_length
-    tables = find_tables(seen)
-    used = {id(module) for module in seen.model.modules()}
-    for name in other_tables(seen.model, tables.words, used):
-        update = seen.update.get(name)
-        if update is not None and len(update) >= bound and name != tables.head:
-            touched = update.any(dim=1).nonzero().flatten()
-            if len(touched):  # the last token of a sentence has no target, so its place has no gradient
-                bound = min(bound, int(touched[-1]) + 2)
-    return bound

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, tokens_of, touched_rows
+from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
@@ -27,7 +28,7 @@ from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
-from leakaudit.models.structure import InputStage, input_stage_of
+from leakaudit.models.structure import input_stage_of
 from leakaudit.plugins.attack_protocol import (
     APPLIES,
     Applicability,
@@ -88,7 +89,7 @@ class EncoderSearch:
     def __post_init__(self) -> None:
         """Read the rows."""
         self.stage = input_stage_of(self.seen.model, self.seen.facts.vocabulary.max_length)
-        self.longest = longest_sentence(self.seen, self.stage)
+        self.longest = min(longest_length(self.seen) or self.stage.max_length, self.stage.max_length)
         touched, _ = touched_rows(self.seen, FALSE_ROWS)
         table = rows_of_tokens(self.seen)
         sums = {word: table[word].double() for word in tokens_of(touched, self.seen)}
@@ -226,33 +227,6 @@ def _guesses(search: EncoderSearch) -> Iterator[GuessedSequence]:
         if group <= set(search.rows.places):
             share = 1.0 - float(torch.tensor(-one.agreement / max(len(group), 1)).exp())
             yield GuessedSequence((*before, *one.draft.in_order(), *after), confidence=max(0.0, min(share, 0.99)))
-
-
-def longest_sentence(seen: Observation, stage: InputStage) -> int:
-    """Return the tokens of the longest sentence, or the model's limit.
-
-    The rows of a trained position table tell it: a row without a gradient belongs to a place that no sentence reaches.
-    """
-    rows = [
-        update
-        for name, update in seen.update.items()
-        if update.dim() == 2 and len(update) >= len(stage.position_vectors) and _is_table_of_places(seen, name, stage)
-    ]
-    if not rows:
-        return stage.max_length
-    touched = (rows[0] != 0).any(dim=1).nonzero().flatten()
-    return min(int(touched[-1] - touched[0]) + 1, stage.max_length) if len(touched) else stage.max_length
-
-
-def _is_table_of_places(seen: Observation, name: str, stage: InputStage) -> bool:
-    """Return whether a parameter holds the places' vectors, up to a common one."""
-    table = dict(seen.model.named_parameters())[name].detach().double()
-    if table.shape[1:] != stage.position_vectors.shape[1:]:
-        return False
-    first = len(table) - len(stage.position_vectors)  # RoBERTa keeps two rows that no place uses
-    steps = table[first + 1 : first + 4] - table[first : first + 3]
-    wanted = stage.position_vectors[1:4] - stage.position_vectors[:3]
-    return bool(torch.allclose(steps, wanted.to(steps), atol=1e-5 * float(table.abs().max())))
 
 
 def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count: int) -> list[list[Draft]]:

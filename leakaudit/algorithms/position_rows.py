@@ -19,12 +19,16 @@ def longest_length(seen: Observation) -> int | None:
     own, or all of its rows or none of them moved.
     """
     rows = position_rows(seen)
-    if rows is None:
+    count = touched_positions(seen)
+    if rows is None or count in (0, len(rows)):
         return None
-    touched = (rows != 0).any(dim=1)  # (P,)
-    if not bool(touched.any()) or bool(touched.all()):
-        return None
-    return int(touched.sum()) + int(seen.facts.task == "causal-lm")
+    return count + int(seen.facts.task == "causal-lm")
+
+
+def touched_positions(seen: Observation) -> int:
+    """Return the number of positions with an update; 0 without a shared table."""
+    rows = position_rows(seen)
+    return 0 if rows is None else int((rows != 0).any(dim=1).sum())
 
 
 def position_rows(seen: Observation) -> Tensor | None:
