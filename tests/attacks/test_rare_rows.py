@@ -15,6 +15,7 @@ from leakaudit.attacks.rare_rows import RareRows
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
+from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import input_stage_of
 from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.plugins.budget import Budget
@@ -100,3 +101,11 @@ def test_frozen_word_embeddings_are_refused_with_the_reason() -> None:
     answer = RareRows().applies(_step(_narrow(), frozen="embeddings").observe())
     assert not answer
     assert "frozen" in answer.reason
+
+
+def test_rows_that_show_no_place_are_no_evidence() -> None:
+    """Noise hides every place; an empty guess would count as a clean step."""
+    seen = _step(_narrow()).observe()
+    noise = {name: update + 1e-4 * torch.randn_like(update) for name, update in seen.update.items()}
+    with pytest.raises(AnatomyError, match="found none among"):
+        RareRows()(replace(seen, update=noise), torch.Generator().manual_seed(0), Budget(10.0))

@@ -201,9 +201,17 @@ def recover_encoder(seen: Observation, rng: torch.Generator, budget: Budget) -> 
         seen: `can_read_sentences` applies to it.
         rng: draws pairs of words if there are too many.
         budget: the search ends when it is used up.
+
+    Raises:
+        AnatomyError: no row shows a place, so a search that finds nothing would say nothing about the batch.
     """
     search = EncoderSearch(seen, rng, budget)
     rare = len(search.rows.places)
+    if not rare:
+        raise AnatomyError(
+            f"looked for words that occur once and found none among {search.distinct}: every word occurs several times, or noise, "
+            "pruning or rounding changed the rows of the word embedding"
+        )
     search.run()
     guesses = list(_guesses(search))
     return Reconstruction(
