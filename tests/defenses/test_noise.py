@@ -13,6 +13,7 @@ from leakaudit.audit.scoring.score import score
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
+from leakaudit.errors import AnatomyError
 from leakaudit.plugins import Defense, Reconstruction
 from leakaudit.plugins.testing.attacks import ticking
 from leakaudit.registry import attacks, defenses
@@ -36,8 +37,13 @@ MIN_TOKENS = 3
 
 
 def _guess(attack: Any, seen: Observation) -> Reconstruction | None:
-    """Return a guess after fifteen looks at the clock; None if not applicable."""
-    return attack(seen, torch.Generator().manual_seed(0), ticking(15)) if attack.applies(seen) else None
+    """Return a guess after fifteen looks at the clock; None if the attack is not applicable or finds that in the update."""
+    if not attack.applies(seen):
+        return None
+    try:
+        return attack(seen, torch.Generator().manual_seed(0), ticking(15))
+    except AnatomyError:
+        return None
 
 
 def _events(guess: Reconstruction | None, step: ClientStep) -> set[str]:

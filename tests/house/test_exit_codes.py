@@ -49,6 +49,7 @@ def test_the_numbers_are_a_promise() -> None:
         "INCONCLUSIVE": 4,
         "ERROR": 5,
         "ORPHANED": 6,
+        "BUSY": 7,
         "INTERRUPTED": 130,
     }
 
