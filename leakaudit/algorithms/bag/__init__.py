@@ -8,4 +8,4 @@ The package may import `plugins`, `models`, the public half of `client`, and the
 `embedding_rows`, `gradient_estimate`, `position_rows`).
 """
 
-__all__ = ["noisy_head", "pruned_head", "softmax_background", "token_head", "word_bag"]
+__all__ = ["noisy_head", "pruned_head", "softmax_background", "target_counts", "token_head", "word_bag"]
