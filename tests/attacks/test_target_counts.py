@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from leakaudit.algorithms.bag.target_counts import constant_direction, target_counts
+from leakaudit.algorithms.bag.word_bag import word_bag
+from leakaudit.algorithms.film.bag import read_bag
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
@@ -52,6 +54,19 @@ def test_an_untied_head_after_a_layer_norm_tells_every_count() -> None:
     assert found is not None and bool(found.known.all())
     assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
     assert found.total == TARGETS.total()
+
+
+def test_the_bag_holds_the_counts() -> None:
+    """Tokens that only begin texts are in it and are predicted no time."""
+    bag = word_bag(_step().observe())
+    assert bag.targets == TARGETS.total()
+    assert bag.counts == {token: TARGETS[token] for text in TEXTS for token in text}
+
+
+def test_film_lets_a_word_come_as_often_as_it_is_predicted() -> None:
+    """Any token may begin a text here, which is one time more."""
+    bag = read_bag(_step().observe())
+    assert bag.counts == {token: max(1, TARGETS[token] + 1) for text in TEXTS for token in text}
 
 
 def test_a_normalisation_without_bias_tells_no_count() -> None:
