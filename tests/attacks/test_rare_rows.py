@@ -34,7 +34,7 @@ TEXTS = (
 @pytest.fixture(autouse=True)
 def _few_invented_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model needs few."""
-    monkeypatch.setattr(same_sentence, "SENTENCES", 1_500)
+    monkeypatch.setattr(same_sentence, "LEAST", 1_000)
 
 
 def _narrow(classes: int = 2, dropout: float = 0.0) -> nn.Module:

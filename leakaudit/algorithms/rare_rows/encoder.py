@@ -114,8 +114,7 @@ class EncoderSearch:
     def _draft(self, alike: SameSentence) -> None:
         """Keep each group as a draft: with dropout, words for its holes are more often wrong than right."""
         grouping = self._grouping(alike)
-        for group in grouping.groups(self.budget):
-            self.drafts[group] = Exchanged(grouping.draft(group), agreement=grouping.known[group])
+        self.drafts = _plain(grouping, grouping.groups(self.budget))
 
     def _prove(self, alike: SameSentence) -> None:
         while self.rows.places and not self.budget.exhausted():
@@ -134,7 +133,7 @@ class EncoderSearch:
         grouping = self._grouping(alike)
         groups = grouping.groups(self.budget)
         groups.sort(key=lambda group: _quality(grouping, group), reverse=True)
-        self.drafts, before = {}, len(self.proved)
+        self.drafts, before = _plain(grouping, groups), len(self.proved)
         while groups and not self.budget.exhausted():
             turn, groups = groups[:AT_ONCE], groups[AT_ONCE:]
             if len(self.proved) > before and _quality(grouping, turn[-1]) < POOR:
@@ -196,7 +195,7 @@ def recover_encoder(seen: Observation, rng: torch.Generator, budget: Budget) -> 
 
     Args:
         seen: `can_read_sentences` applies to it.
-        rng: draws pairs of words if there are too many.
+        rng: draws the invented sentences.
         budget: the search ends when it is used up.
 
     Raises:
@@ -253,6 +252,11 @@ def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
         found.append(list(items[start : start + size]))
         start += size
     return found
+
+
+def _plain(grouping: Grouping, groups: Sequence[Group]) -> dict[Group, Exchanged]:
+    """Return drafts that hold the words of groups and nothing else."""
+    return {group: Exchanged(grouping.draft(group), agreement=grouping.known[group]) for group in groups}
 
 
 def _quality(grouping: Grouping, group: Group) -> float:

@@ -23,8 +23,12 @@ from leakaudit.algorithms.rare_rows.rows import Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, Laid, SentenceSimulator
 from leakaudit.plugins.budget import Budget
 
-SENTENCES = 8_000
-"""Sentences that are invented. Chosen on training texts; see docs/decisions/rare_rows.md."""
+LEAST, OF_WORD = 2_000, 30
+"""Sentences that are invented: so many at least, and so many for each rare word.
+Chosen on training texts: 8,000 for 260 rare words are as good as 20,000; see docs/decisions/rare_rows.md."""
+
+PART = 500
+"""Sentences that are invented at a time. Our choice: a few seconds on two processor cores, after which the budget is looked at."""
 
 RARE_SHARE = 0.5
 """Chance that a place of an invented sentence holds a rare word. Our choice: about half of a batch's places do."""
@@ -66,10 +70,10 @@ def learn(
         rng: draws the sentences and the order of learning.
         budget: inventing ends when it is used up.
     """
-    vectors, sentences, begun = [], [], 0
+    vectors, sentences, begun, enough = [], [], 0, max(LEAST, OF_WORD * len(rows.rare))
     with _dropout(simulator, drawn, int(torch.randint(2**31, (), generator=rng))):
-        while begun < SENTENCES and not budget.exhausted():
-            drafts = [_invented(simulator, rows, longest, rng) for _ in range(16 * TOGETHER)]
+        while begun < enough and not budget.exhausted():
+            drafts = [_invented(simulator, rows, longest, rng) for _ in range(PART)]
             for chunk, laid in simulator.chunks(drafts):
                 found, which = _rows_of(simulator, laid, rng)
                 vectors.append(found)
