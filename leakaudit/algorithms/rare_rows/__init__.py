@@ -24,6 +24,7 @@ __all__ = [
     "grouping",
     "next_token_rows",
     "rows",
+    "same_sentence",
     "sentence_beam",
     "sentence_rows",
     "sentence_scores",

@@ -112,7 +112,10 @@ class EncoderSearch:
             self._prove(alike)
 
     def _draft(self, alike: SameSentence) -> None:
-        """Keep each group as a draft: with dropout, words for its holes are more often wrong than right."""
+        """Keep each group as a draft.
+
+        With dropout, words for its holes are more often wrong than right.
+        """
         grouping = self._grouping(alike)
         self.drafts = _plain(grouping, grouping.groups(self.budget))
 

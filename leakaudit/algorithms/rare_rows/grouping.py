@@ -92,7 +92,7 @@ class Grouping:
     def odds(self, one: Group, other: Group) -> float:
         """Return the shifted logarithm of the odds that two groups are of one sentence."""
         table = self._odds[[self._index[word] for word in one]][:, [self._index[word] for word in other]]
-        return float(table.sum()) / float(table.numel()) ** POWER
+        return float(table.sum() / table.numel() ** POWER)
 
 
 class Merging:
