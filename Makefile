@@ -15,8 +15,9 @@ export HF_HUB_OFFLINE = 1
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
+# Two processes share the tests: each file stays in one of them. `pytest` alone runs them one after another.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
 # What needs heavy packages or minutes: Flower, NVFlare, TRL, sentence-transformers, exhaustive sweeps; axolotl in its own environment.
 integrations: $(VENV)/.integrations $(AXOLOTL)/.installed
@@ -48,7 +49,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing the development tools"
-	$(PIP) altair build hypothesis jsonschema lightning mypy opacus peft pyrage pytest pytest-timeout ruff scikit-learn scipy-stubs types-PyYAML types-psutil
+	$(PIP) altair build hypothesis jsonschema lightning mypy opacus peft pyrage pytest pytest-timeout pytest-xdist ruff scikit-learn scipy-stubs types-PyYAML types-psutil
 	@touch $@
 
 $(VENV)/.integrations: $(VENV)/.dev

@@ -37,7 +37,10 @@ MIN_TOKENS = 3
 
 
 def _guess(attack: Any, seen: Observation) -> Reconstruction | None:
-    """Return a guess after fifteen looks at the clock; None if the attack is not applicable or finds that in the update."""
+    """Return a guess after fifteen looks at the clock; None if there is none.
+
+    An attack is not applicable, or finds that only when it reads the update.
+    """
     if not attack.applies(seen):
         return None
     try:

@@ -113,7 +113,7 @@ def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog
     """
     slow = PluginSpec(name="tag", options={"steps": 10_000_000})
     attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="span"), slow)
-    audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=100, controls=0, attacks=attacks, budget_s=2.0))
+    audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=100, controls=0, attacks=attacks, budget_s=8.0))
     killed: list[int] = []
 
     def kill() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait for something, but not forever."""
     deadline = time.monotonic() + seconds
     while not condition():
