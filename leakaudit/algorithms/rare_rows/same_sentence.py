@@ -104,7 +104,7 @@ def _invented(simulator: SentenceSimulator, rows: Rows, longest: int, rng: torch
 
 
 def _with_frequent(dealt: Mapping[int, int], frequent: Sequence[int], rng: torch.Generator) -> Draft:
-    """Return a draft with frequent words, if there are any, where no rare word was dealt."""
+    """Return a draft with frequent words where no rare word was dealt."""
     drawn = torch.randint(max(len(frequent), 1), (len(dealt),), generator=rng).tolist()
     words = {
         place: word if word >= 0 else frequent[turn]
