@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,23 @@ def test_an_untied_head_after_a_layer_norm_tells_every_count() -> None:
     assert found is not None and bool(found.known.all())
     assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
     assert found.total == TARGETS.total()
+
+
+def test_counts_show_in_a_clipped_update() -> None:
+    """Its factor is not 1 / N, and the counts are integers all the same."""
+    seen = _step().observe()
+    facts = seen.facts.model_copy(update={"max_grad_norm": 1.0})
+    clipped = replace(seen, facts=facts, update={name: 0.37 * each for name, each in seen.update.items()})
+    found = target_counts(clipped)
+    assert found is not None
+    assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
+    assert found.total == TARGETS.total()
+
+
+def test_a_scaled_update_without_clipping_tells_no_count() -> None:
+    """The unit contradicts the number of targets."""
+    seen = _step().observe()
+    assert target_counts(replace(seen, update={name: 0.37 * each for name, each in seen.update.items()})) is None
 
 
 def test_the_bag_holds_the_counts() -> None:
