@@ -161,7 +161,7 @@ def bags(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _defences(named: Sequence[str]) -> Iterator[tuple[str, PluginSpec, tuple[float, ...]]]:
-    """Yield label, defence and the paper's figures: those of Table 4, or the named ones."""
+    """Yield label, defence and the paper's figures, of Table 4 or of named defences."""
     if list(named) != [NONE.name]:
         for spec in map(PluginSpec.parse, named):
             yield spec.label, spec, ()
