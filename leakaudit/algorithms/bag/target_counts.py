@@ -177,7 +177,10 @@ def _counted(values: Tensor, error: Tensor, probabilities: Tensor, scaled: bool)
         sums = values + counts * unit  # (V,) of the probabilities
         told = known & (counts > 0) & (sums > TOLD * counts * unit) & (sums > STANDS_OUT * error)
         off = _error_of_fit(share[told] / sums[told], off)
-        share = mixture(probabilities, sums, usual | told)
+        mixed = mixture(probabilities, sums, usual | told)
+        if mixed is None:
+            return None
+        share = mixed
     counts = counts.long()
     total = _total(counts, known, extra, unit, scaled)
     return None if total == 0 else TargetCounts(counts.cpu(), known, total, share)
