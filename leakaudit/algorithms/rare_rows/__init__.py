@@ -6,8 +6,8 @@ Encoders (`encoder`): a word that occurs once leaves in its row of the word embe
 them.
 
 Language models (`decoder_reader`): the head's row of a token holds the final states of the prefixes that the token follows.
-`next_token_rows` tests prefixes against them, `decoder_prefixes` grows prefixes, `sentence_rows` and `decoder_rest` take found sentences
-out of all rows.
+`next_token_rows` tests prefixes against them, `sentence_beam` grows sentences, `sentence_scores` judges them by what they would add to the
+rows, `sentence_rows` and `decoder_rest` take found sentences out of all rows.
 
 The package may import `plugins`, `models`, the public half of `client`, and other algorithms.
 """
@@ -24,6 +24,8 @@ __all__ = [
     "grouping",
     "next_token_rows",
     "rows",
+    "sentence_beam",
     "sentence_rows",
+    "sentence_scores",
     "sentences",
 ]

@@ -48,14 +48,11 @@ ANY_VOTE = 0.05
 SAME_VOTE = 0.03
 """Relative width of a vote. Our choice."""
 
-EXPLAINED = 0.9998
-"""Cosine between rows and their simulation above which they tell the number of targets. Our choice: an error of 2 % of a row."""
-
-MOST_EXPLAINED = 9
-"""Best explained rows whose median tells the number of targets. Our choice: rare tokens, whose rows have hardly any background."""
-
 TARGETS_ERROR = 0.003
 """Relative error of the number of targets that is granted. Our choice: one in 300."""
+
+INPUT_RIDGE = 1e-4
+"""Part of the mean eigenvalue that is added before gradients at inputs are whitened. Our choice."""
 
 GONE = 1e-4
 """Part of an input row's length below which nothing is left of it. Our choice: rounding leaves 1e-6."""
@@ -90,21 +87,30 @@ class Rest:
         before = self.seen.facts.vocabulary.starts_with
         return [(*before, token) for token in self._first_tokens().tolist()]
 
-    def take(self, sentences: list[tuple[int, ...]]) -> None:
-        """Take out these sentences and no others, and learn from them."""
+    def take(self, sentences: list[tuple[int, ...]], targets: float) -> None:
+        """Take out these sentences and no others, and learn from them.
+
+        Args:
+            sentences: token ids.
+            targets: N, as the rows of these sentences tell it.
+        """
+        self.targets = targets
         self.taken, self._taken_tokens = rows_of(self.seen, sentences, self.tables), list(sentences)
         self._learn()
-        self._refine_targets()
+
+    def left_targets(self) -> float:
+        """Return how many targets the sentences have that were not taken out."""
+        return self.targets - self.taken.targets
 
     def rows(self) -> NextTokenRows:
         """Return the head's rows that are left."""
-        remaining = max(0.0, self.targets - self.taken.targets)
+        remaining = max(0.0, self.left_targets())
         background = remaining * self._background
         left = background - self.targets * self._update - self.taken.head  # (V, D)
         counts = self._counted(left)
         chosen = counts > PART
         if self.tables.tied:
-            chosen |= (left @ self.map).square().mean(dim=1) > UNLIKE * self._size
+            chosen |= (left @ self._both).square().mean(dim=1) > UNLIKE
         tokens = chosen.nonzero().flatten()
         length = float(self._states().norm(dim=1).mean())
         noise = STATE_NOISE + (BACKGROUND_ERROR * background[tokens].norm(dim=1) / length).square() * self._size
@@ -130,12 +136,19 @@ class Rest:
         gone = left.norm(dim=1) <= GONE * self.targets * self._words.norm(dim=1)
         return left.masked_fill(gone[:, None], 0.0)
 
+    def input_map(self) -> Tensor:
+        """Return (D, D) the map to coordinates in which gradients at inputs are alike in all directions."""
+        slopes = _usual_slopes(self._sample, self.taken).double()
+        values, vectors = torch.linalg.eigh(slopes.T @ slopes / len(slopes))
+        alike: Tensor = (vectors / (values.clamp_min(0.0) + INPUT_RIDGE * values.mean()).sqrt()).float()
+        return alike
+
     def agreement(self) -> Tensor:
         """Return (V,) the relative error with which the taken sentences explain rows.
 
         It is infinite for the rows of tokens without a taken sentence.
         """
-        remaining = max(0.0, self.targets - self.taken.targets)
+        remaining = max(0.0, self.left_targets())
         size = self.taken.head.norm(dim=1)
         error = (remaining * self._background - self.targets * self._update - self.taken.head).norm(dim=1)
         return torch.where(size > 0, error / size, torch.inf)
@@ -185,6 +198,7 @@ class Rest:
         off = states - self._mean
         moment = off.T @ off / len(states) + torch.outer(self._mean, self._mean)
         self.map, self._slopes = coordinates(moment, slopes.T @ slopes / len(slopes))
+        self._both = self.map / (1 + self._slopes).sqrt() if self.tables.tied else self.map
         self._size = float((off @ self.map).square().mean())
         self._mass = _mass(states, slopes if self.tables.tied else slopes[:0])
 
@@ -194,9 +208,9 @@ class Rest:
         If a row is the state x, the update is x / N plus its background. Votes far from what most rows count weigh little.
         """
         first = self._targets_of_single_rows().log()
-        mean = (self._background - self._update) @ self.map  # (V, D)
+        mean = (self._background - self._update) @ self._both  # (V, D)
         rows = mean[mean.square().sum(dim=1).topk(min(len(mean), 4 * SAMPLE_TOKENS)).indices]
-        x = self.states.alone(self._likely_starts()) @ self.map
+        x = self.states.alone(self._likely_starts()) @ self._both
         dot = x @ rows.T
         cosine = dot / x.norm(dim=1, keepdim=True) / rows.norm(dim=1)
         best = cosine.flatten().topk(min(VOTES, cosine.numel()))
@@ -225,22 +239,13 @@ class Rest:
         most: Tensor = votes[near.argmax()].exp()
         return most
 
-    def _refine_targets(self) -> None:
-        """Read N from the rows that the taken sentences explain."""
-        made, sent = self.taken.head, -self._update
-        dot = (made * sent).sum(dim=1)
-        cosine = dot / (made.norm(dim=1) * sent.norm(dim=1)).clamp_min(1e-30)
-        best = cosine.topk(min(MOST_EXPLAINED, len(cosine)))
-        if float(best.values.median()) > EXPLAINED:
-            chosen = best.indices
-            self.targets = float((dot[chosen] / sent[chosen].square().sum(dim=1)).median())
-
 
 def _usual_slopes(*known: SentenceRows) -> Tensor:
     """Return (n, D) gradients at inputs, all with the median length, because a few are many times as long."""
     slopes = torch.cat([rows[:-1] for one in known for rows in one.inputs])
     lengths = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    return slopes / lengths * lengths.median()
+    usual: Tensor = slopes / lengths * lengths.median()
+    return usual
 
 
 def _mass(states: Tensor, slopes: Tensor) -> Tensor:
@@ -249,4 +254,5 @@ def _mass(states: Tensor, slopes: Tensor) -> Tensor:
     if len(slopes):
         moment = moment + (slopes.T @ slopes / len(slopes)).double()
     ridge = 1e-7 * moment.diagonal().mean() * torch.eye(len(moment), device=moment.device, dtype=moment.dtype)
-    return torch.linalg.solve(moment + ridge, states.mean(dim=0).double()).float()
+    direction: Tensor = torch.linalg.solve(moment + ridge, states.mean(dim=0).double()).float()
+    return direction

@@ -1,0 +1,158 @@
+"""Sentences of a batch, grown token by token along the head's rows.
+
+The head's rows propose the next tokens of each beginning; simulated rows judge the longer beginnings (`sentence_scores`).
+
+Letters: n beginnings, M rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
+from leakaudit.plugins.budget import Budget
+
+WIDTH = 512
+"""Most beginnings of one length that are kept. Our choice: a batch of 128 sentences has at most 128 right ones."""
+
+SIMULATED = 768
+"""Most beginnings of one length that are simulated. Our choice: half as many again as are kept."""
+
+FIRST_SIMULATED = 3
+"""How many times as many of two and of three tokens are simulated. Our choice: they are short, and nothing is known of them yet."""
+
+NEAR = 8
+"""Next tokens of each beginning that its state proposes. Chosen on training texts: of true ones that occur once, 99 of 100 are among them."""
+
+SECOND = 24
+"""The same for the second token. Our choice: no other row has confirmed the first."""
+
+OFTEN, MOST_OFTEN = 5.0, 12
+"""From how many states in its row on, and how many, frequent tokens are proposed always. Their rows say little, and most sentences end with one."""
+
+STARTS_KEPT, STARTS_SIMULATED = 20, 30
+"""Most beginnings of two tokens with the same first one that are kept, and simulated. Our choice."""
+
+ALIKE_KEPT, ALIKE_SIMULATED = 8, 32
+"""Most beginnings with the same first two tokens that are kept, and simulated. Our choice: otherwise the variants of one sentence take all places."""
+
+TEMPER = 50.0
+"""By what the evidence of simulated rows is divided beside that of the next token. Chosen on training texts: beginnings of the same sentence
+differ by hundreds of nats before their ends are known."""
+
+MOST_HIT = 300.0
+"""Most evidence of a next token that counts for its beginning. Our choice."""
+
+LEAST = -300.0
+"""Evidence in nats below which a beginning is given up. Our choice."""
+
+FALLEN, PATIENCE = 400.0, 4
+"""How far a beginning may fall below its best, and for how many tokens it may not rise. Chosen on training texts."""
+
+SLOPE = 15.0
+"""Least evidence in nats that a beginning of more than four tokens must have had, for each of its tokens. Chosen on training texts: right beginnings
+have 20 and more."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    scored: Scored
+    best: float
+    """Largest evidence of it or of a part of it."""
+    age: int = 0
+    """Tokens since then."""
+
+
+def grow_sentences(
+    scores: SentenceScores,
+    starts: Sequence[tuple[int, ...]],
+    longest: int,
+    budget: Budget,
+    width: int = WIDTH,
+) -> list[Scored]:
+    """Return all beginnings that were simulated: those found whole first, then by evidence.
+
+    Args:
+        scores: the rows.
+        starts: beginnings, which differ in their last token.
+        longest: largest number of tokens of a sentence.
+        budget: when it is used up, the beginnings end where they are.
+        width: most beginnings of one length that are kept.
+    """
+    if not starts or not len(scores.rows.tokens):
+        return []
+    begin = len(starts[0])
+    live = [_Beginning(one, one.evidence) for one in scores.score(starts)]
+    seen: list[Scored] = []
+    used: Counter[int] = Counter()
+    for length in range(begin + 1, longest + 1):
+        if not live or budget.exhausted():
+            break
+        first = length == begin + 1
+        wanted = SIMULATED * width // WIDTH * (FIRST_SIMULATED if length < begin + 3 else 1)
+        alike = begin if first else begin + 1
+        proposed = _best(_proposed(scores, live, first), wanted, STARTS_SIMULATED if first else ALIKE_SIMULATED, alike)
+        scored = scores.score([(*mother.scored.tokens, token) for mother, token in proposed])
+        seen += scored
+        for one in scored:
+            if one.found and scores.fits(used, one.tokens):
+                used.update(one.tokens[1:])
+        older = [_older(mother, one) for (mother, _), one in zip(proposed, scored, strict=True)]
+        going = ((one.scored.evidence, one.scored.tokens, one) for one in older if _goes_on(one, length - begin))
+        fitting = (item for item in going if scores.fits(used, item[1]))
+        live = _best(fitting, width, STARTS_KEPT if first else ALIKE_KEPT, alike)
+    return sorted(seen, key=lambda one: (not one.found, -one.evidence))
+
+
+def _proposed(
+    scores: SentenceScores, live: Sequence[_Beginning], first: bool
+) -> Iterator[tuple[float, tuple[int, ...], tuple[_Beginning, int]]]:
+    """Yield continued beginnings with how likely they are."""
+    rows = scores.rows
+    states = torch.stack([one.scored.state for one in live])
+    odds = rows.evidence(states @ scores.rest.map) + rows.prior(states)  # (n, M)
+    chosen = odds.topk(min(odds.shape[1], SECOND if first else NEAR), dim=1).indices.tolist()
+    ranked = rows.counts.argsort(descending=True)[:MOST_OFTEN]
+    often = ranked[rows.counts[ranked] >= OFTEN].tolist()
+    hit = odds.amax(dim=1).clamp(0.0, MOST_HIT)
+    base = (torch.tensor([one.scored.evidence for one in live], device=hit.device) + hit) / TEMPER
+    likely = odds if first else odds - odds.logsumexp(dim=1, keepdim=True) + base[:, None]
+    values, tokens = likely.tolist(), rows.tokens.tolist()
+    for number, one in enumerate(live):
+        for row in dict.fromkeys(chosen[number] + often):
+            yield values[number][row], (*one.scored.tokens, tokens[row]), (one, tokens[row])
+
+
+def _best(items: Iterator[tuple[float, tuple[int, ...], T]], most: int, alike: int, begin: int) -> list[T]:
+    """Return the best items, not more than `alike` whose first `begin` tokens are the same."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    kept: list[T] = []
+    for _, tokens, item in sorted(items, key=lambda each: -each[0]):
+        if counts[tokens[:begin]] < alike:
+            counts[tokens[:begin]] += 1
+            kept.append(item)
+        if len(kept) == most:
+            break
+    return kept
+
+
+def _older(mother: _Beginning, one: Scored) -> _Beginning:
+    if one.evidence > mother.best:
+        return _Beginning(one, one.evidence)
+    return _Beginning(one, mother.best, mother.age + 1)
+
+
+def _goes_on(one: _Beginning, tokens: int) -> bool:
+    """Return whether a beginning with so many tokens behind its start is worth continuing."""
+    if one.scored.found or one.scored.evidence < LEAST:
+        return False
+    if tokens <= 3:
+        return True
+    return one.scored.evidence > one.best - FALLEN and one.age <= PATIENCE and one.best > SLOPE * (tokens + 1)

@@ -1,0 +1,180 @@
+"""How well sentences explain the rows of a language model's word tables.
+
+A sentence that is simulated alone says what it adds to the rows of its tokens: the states that they follow, and the gradients at their inputs. A row of the
+head is judged by `next_token_rows`; a row of a word embedding of its own has no background, so that the row of a token that occurs once agrees to
+rounding if the whole sentence is right. The beginning of a sentence explains much of its rows already, because a token's own loss is the
+largest part of the gradient at its input.
+
+Letters: n sentences, T tokens, k distinct tokens of a sentence, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakaudit.algorithms.padding import padded_batch
+from leakaudit.algorithms.rare_rows.decoder_rest import Rest
+from leakaudit.algorithms.rare_rows.sentence_rows import simulated
+
+CHUNK = 128
+"""Sentences of one forward and backward pass. Our choice: their predicted distributions take 0.1 GB for ten tokens and 20,000 words."""
+
+MISSING = 30.0
+"""Evidence in nats against a target that no row shows. Our choice: fewer than one true target in a hundred has no row."""
+
+NOT_AN_INPUT = 60.0
+"""Evidence in nats against an input whose row is empty. Our choice: such a token was in no sentence that is left."""
+
+HEAD_RANGE = (-200.0, 600.0)
+"""Least and most evidence of one row of the head, in nats. Our choice: several sure rows outweigh a wrong one."""
+
+INPUT_RANGE = (-100.0, 1000.0)
+"""The same for a row of the word embedding."""
+
+NEARLY_ALL = 1e-5
+"""Part of an input row's square below which it counts as explained. Our choice: it bounds the evidence."""
+
+ROUNDING = 1e-9
+"""Part of an input row's square below which a simulated sentence is the right one. Measured on training texts: true sentences leave 1e-12, others
+1e-7 at least."""
+
+AGREEING = 2e-4
+"""Median part of the squares of rows of one state below which a sentence is found where only rows with a background tell it. Measured on training texts
+at B = 64: true sentences leave up to 1e-4, the same ones with one token more or less 1e-3 and more in the median."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A sentence with what its simulation says."""
+
+    tokens: tuple[int, ...]
+    evidence: float
+    """Log-odds in nats of its rows: it is in the batch, or nothing is known of them."""
+    state: Tensor
+    """(D,) the head's input at its last token."""
+    found: bool
+    """Whether its rows agree so well that it is the whole sentence."""
+    proved: bool
+    """Whether they agree to rounding."""
+    targets: float = 0.0
+    """N, the number of targets of the batch, as the row that agrees best tells it; 0 if none does."""
+
+
+class SentenceScores:
+    """Scores sentences against the rows that are left."""
+
+    def __init__(self, rest: Rest) -> None:
+        """Keep the rows as they are now.
+
+        Args:
+            rest: what is left of the update.
+        """
+        self.rest, self.rows = rest, rest.rows()
+        self._null = self.rows.likelihood(
+            torch.arange(len(self.rows.tokens), device=rest.head.device), self.rows.rows, self.rows.counts
+        )
+        inputs = rest.inputs()
+        self._inputs = inputs
+        if inputs is not None:
+            self._white = rest.input_map()
+            self._white_inputs = inputs @ self._white
+        self._number = {token: number for number, token in enumerate(self.rows.tokens.tolist())}
+
+    def fits(self, used: dict[int, int], tokens: Sequence[int]) -> bool:
+        """Return whether the rows hold enough states for a sentence beside those that are used up.
+
+        Args:
+            used: token -> states that other sentences take.
+            tokens: the sentence.
+        """
+        wanted: dict[int, int] = {}
+        for token in tokens[1:]:
+            wanted[token] = wanted.get(token, 0) + 1
+        return all(used.get(token, 0) + count <= self.count(token) for token, count in wanted.items())
+
+    def count(self, token: int) -> float:
+        """Return how many states the row of a token holds; infinity if it has none that is told."""
+        number = self._number.get(token)
+        return float("inf") if number is None else float(self.rows.counts[number])
+
+    def score(self, sentences: Sequence[tuple[int, ...]]) -> list[Scored]:
+        """Simulate sentences, each alone, and compare what they add with the rows.
+
+        Args:
+            sentences: token ids, at least one each.
+        """
+        found: dict[int, Scored] = {}
+        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+        for start in range(0, len(order), CHUNK):
+            part = order[start : start + CHUNK]
+            ids, mask = padded_batch(self.rest.seen, [sentences[number] for number in part])
+            states, _, slopes = simulated(self.rest.seen.model, ids, mask)
+            for row, number in enumerate(part):
+                length = len(sentences[number])
+                found[number] = self._scored(sentences[number], states[row, :length], -slopes[row, :length])
+        return [found[number] for number in range(len(sentences))]
+
+    def _scored(self, tokens: tuple[int, ...], states: Tensor, inputs: Tensor) -> Scored:
+        words = list(dict.fromkeys(tokens))
+        place = {word: number for number, word in enumerate(words)}
+        own = torch.tensor([place[token] for token in tokens], device=states.device)
+        numbers = torch.tensor([self._number.get(word, -1) for word in words], device=states.device)
+        targets = torch.bincount(own[1:], minlength=len(words)).to(states.dtype)  # (k,)
+        added = states.new_zeros(len(words), states.shape[1]).index_add_(0, own[1:], states[:-1])
+        if self.rest.tables.tied:
+            added.index_add_(0, own, inputs)
+        gains, agree = self._head_gains(numbers, added, targets)
+        found, proved = agree > 0, False
+        if self._inputs is not None:
+            summed = torch.zeros_like(added).index_add_(0, own, inputs)
+            more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1])
+            gains, found, proved, agree = gains + more, exact > 0, exact > 0, exact
+        return Scored(tokens, float(gains.sum()), states[-1], found, proved, agree)
+
+    def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """Return (k,) evidence of the head's rows, and N if those of one state agree, else 0."""
+        gains = torch.zeros_like(targets)
+        gains[(numbers < 0) & (targets > 0)] = -MISSING
+        told = (numbers >= 0) & ((targets > 0) | torch.tensor(self.rest.tables.tied, device=targets.device))
+        if not told.any():
+            return gains, 0.0
+        which, made = numbers[told], added[told] @ self.rest.map
+        left, counts = self.rows.rows[which] - made, self.rows.counts[which] - targets[told]
+        gain = self.rows.likelihood(which, left, counts.clamp_min(0.0)) - self._null[which]
+        gains[told] = gain.clamp(*HEAD_RANGE)
+        single = (self.rows.counts[which] == 1) & (targets[told] == 1)
+        parts, along = _unexplained(self.rows.rows[which][single], made[single])
+        if not len(parts) or float(parts.median()) >= AGREEING:
+            return gains, 0.0
+        return gains, self.rest.targets / float(along[parts.argmin()])
+
+    def _input_gains(self, words: Tensor, summed: Tensor, before_end: Tensor) -> tuple[Tensor, float]:
+        """Return (k,) evidence of the input rows, and N if one agrees to rounding, else 0."""
+        assert self._inputs is not None
+        rows, empty = self._white_inputs[words], ~self._inputs[words].any(dim=1)
+        square = rows.square().sum(dim=1).clamp_min(1e-12)
+        left = (rows - summed @ self._white).square().sum(dim=1)
+        gains = 0.5 * rows.shape[1] * (square.log() - left.maximum(NEARLY_ALL * square).log())
+        gains = gains.clamp(*INPUT_RANGE)
+        used = torch.zeros(len(words), dtype=torch.bool, device=words.device)
+        used[before_end] = True  # the last token of a sentence gets no gradient
+        gains = torch.where(empty, -NOT_AN_INPUT, torch.where(used, gains, 0.0))
+        parts, along = _unexplained(self._inputs[words][used & ~empty], summed[used & ~empty])
+        if not len(parts) or float(parts.min()) >= ROUNDING:
+            return gains, 0.0
+        return gains, self.rest.targets / float(along[parts.argmin()])
+
+
+def _unexplained(rows: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (m,) which part of the squares of rows is not along what a sentence adds, and (m,) how many times as long they are.
+
+    The length does not matter for the first, so that an error in the number of targets does not.
+    """
+    rows, made = rows.double(), made.double()
+    along = (rows * made).sum(dim=1) / made.square().sum(dim=1).clamp_min(1e-30)
+    left = (rows - along[:, None] * made).square().sum(dim=1) / rows.square().sum(dim=1).clamp_min(1e-30)
+    return left, along
