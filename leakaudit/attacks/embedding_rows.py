@@ -29,7 +29,9 @@ class EmbeddingRows:
 
     A row enters the forward pass only if its token is in the batch, so every other row's gradient is exactly 0. The
     rows give neither the order of words nor how often each occurs. Pruning can only hide rows, never add any. Tokens that a language
-    model only predicted, such as the last ones of texts, have no such row; the rows of a shared head show them.
+    model only predicted, such as the last ones of texts, have no such row; the rows of a shared head show them. The guess has each token once,
+    because an untied head tells numbers for some clients only: the diagnostics say for how many tokens it did (`counted`) and how many positions were
+    predicted (`targets`).
 
     If the word embedding is tied to an output head, the softmax changes all V rows. Then the attack takes the rows that do not look like the
     softmax's share (see `leakaudit.algorithms.bag.softmax_background`).
@@ -69,4 +71,5 @@ class EmbeddingRows:
         """Return the tokens without special ones, in ascending order of ids."""
         bag = word_bag(seen, self.false_rows)
         facts = {"rows": float(len(bag)), "noise": bag.noise, "earlier_rounds": float(holds_earlier_rounds(seen))}
+        facts |= {"counted": float(len(bag.counts))} | ({} if bag.targets is None else {"targets": float(bag.targets)})
         return Reconstruction(tokens=tuple(bag.tokens.tolist()), diagnostics=facts)

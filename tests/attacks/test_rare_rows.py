@@ -10,7 +10,10 @@ from torch import nn
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, rows_of_tokens, tokens_of, touched_rows
 from leakaudit.algorithms.position_rows import longest_length
+from leakaudit.algorithms.rare_rows import same_sentence
+from leakaudit.algorithms.rare_rows.encoder import EncoderSearch
 from leakaudit.algorithms.rare_rows.rows import Rows
+from leakaudit.algorithms.rare_rows.same_sentence import learn
 from leakaudit.attacks.rare_rows import RareRows
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.step import ClientStep
@@ -26,6 +29,12 @@ TEXTS = (
     "the fish and the bird ate .",
     "never saw three big horse under blue tree .",
 )
+
+
+@pytest.fixture(autouse=True)
+def _few_invented_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model needs few."""
+    monkeypatch.setattr(same_sentence, "LEAST", 1_000)
 
 
 def _narrow(classes: int = 2, dropout: float = 0.0) -> nn.Module:
@@ -87,6 +96,34 @@ def test_the_longest_sentence_is_read_from_the_rows_of_places() -> None:
     """The position table's untouched rows bound the length."""
     step = _step(_narrow())
     assert longest_length(step.observe()) == max(map(len, step.truth.sequences()))
+
+
+def test_rows_of_one_sentence_are_told_from_others_under_dropout() -> None:
+    """The odds learned on invented sentences rank true pairs first in most cases."""
+    step = _step(_narrow(dropout=0.1), training=True)
+    seen, sequences = step.observe(), step.truth.sequences()
+    search = EncoderSearch(seen, torch.Generator().manual_seed(0), Budget(100.0))
+    before = torch.get_rng_state()
+    alike = learn(search.simulator, search.rows, search.longest, True, search.rng, Budget(5.0))
+    assert alike is not None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module.training for module in seen.model.modules())
+    words = search.rows.rare
+    odds = alike.log_odds(torch.stack([search.rows.sums[word] for word in words]))
+    sentence = torch.tensor([next(n for n, ids in enumerate(sequences) if word in ids) for word in words])
+    same = (sentence[:, None] == sentence) & ~torch.eye(len(words), dtype=torch.bool)
+    other = sentence[:, None] != sentence
+    higher = (odds[same][:, None] > odds[other]).float().mean()
+    assert float(higher) > 0.7
+
+
+def test_a_sentence_under_dropout_comes_back_as_a_draft() -> None:
+    """Drafts hold the rare words in their order, and none is called proved."""
+    guess = _attack(_step(_narrow(dropout=0.1), training=True), seconds=20.0)
+    assert guess.sequences
+    assert not any(sequence.proved for sequence in guess.sequences)
+    words = [token for sequence in guess.sequences for token in sequence.token_ids[1:-1]]
+    assert len(words) == guess.diagnostics["rare_words"]
 
 
 def test_an_attack_without_time_proves_nothing() -> None:

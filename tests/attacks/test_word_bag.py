@@ -136,6 +136,41 @@ def test_rows_of_one_kind_do_not_stand_out() -> None:
     assert int(unlike_the_softmax(shares @ features, 0.0, 0.1).named.sum()) <= 1
 
 
+def test_a_long_tail_of_usual_rows_is_not_named() -> None:
+    """The tail is measured up to the words, however long it is."""
+    generator = torch.Generator().manual_seed(0)
+    size = (0.3 * torch.randn(4000, generator=generator) - 12).exp()
+    fifth = torch.rand(4000, generator=generator) < 0.2
+    size[fifth] *= (2 + torch.empty(4000).exponential_(generator=generator))[fifth].exp()
+    size[:40] = 1.0
+    usual = torch.randn(16, generator=generator, dtype=torch.float64)
+    rows = usual + size[:, None] * torch.randn(4000, 16, generator=generator, dtype=torch.float64)
+    named = unlike_the_softmax(rows, 0.0, 1.0).named
+    assert bool(named[:40].all())
+    assert int(named[40:].sum()) <= 2
+
+
+def test_a_pruned_untied_model_names_words_by_either_table() -> None:
+    """At this share, rows of both tables are gone."""
+    step = _step(tied=False)
+    seen = Prune(share=0.97)(step, step.observe(), torch.Generator())
+    rows = {name: (seen.update[name] != 0).any(dim=1) for name in ("transformer.wte.weight", "lm_head.weight")}
+    inputs = {token for token in WORDS if rows["transformer.wte.weight"][token]}
+    found = _named(seen)
+    assert inputs < found & WORDS
+    assert len(found - WORDS) <= 1
+
+
+def test_a_row_smaller_than_all_others_by_the_mixture_is_named() -> None:
+    """It points along its share, as theirs do."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(20, 16, generator=generator, dtype=torch.float64) + 1.0
+    probabilities = torch.rand(20, 400, generator=generator)
+    rows = probabilities.double().T @ features
+    rows[7] *= 0.5
+    assert left_over(rows, features, probabilities).gt(0).nonzero().flatten().tolist() == [7]
+
+
 def test_a_row_of_the_softmaxs_share_has_nothing_left_over() -> None:
     """A row against its direction, or beside it, has."""
     features = torch.eye(4, dtype=torch.float64)[:2]

@@ -91,7 +91,7 @@ def unlike_the_softmax(rows: Tensor, error: Tensor | float, false_rows: float, k
             break
         logs = torch.where(told, _log_distances(rows, energy, share, kept), logs)
         kept = usual & (logs < _far(logs[kept], NEAR))
-    return Outliers(logs - _cut(logs[usual & (logs < _far(logs[kept], FAR))], false_rows))
+    return Outliers(logs - _settled_cut(logs[usual], _far(logs[kept], FAR), false_rows))
 
 
 def points_backwards(rows: Tensor, evidence: Tensor) -> Tensor:
@@ -132,6 +132,25 @@ def _far(logs: Tensor, deviations: float) -> float:
     """Return the value beyond which a logarithm is far from the others."""
     middle = logs.median()
     return float(middle + deviations * 1.4826 * (logs - middle).abs().median())
+
+
+def _settled_cut(logs: Tensor, limit: float, false_rows: float) -> float:
+    """Return the cut whose tail is measured on all rows below it.
+
+    A first limit that is too low leaves out the tail itself, so its cut is too low as well. Each cut is the next limit, until no row lies
+    between the two.
+
+    Args:
+        logs: (n,) of rows of all kinds.
+        limit: below it, rows are usual.
+        false_rows: how many usual rows may be above the cut.
+    """
+    while True:
+        below = logs < limit
+        cut = _cut(logs[below], false_rows)
+        if not bool((~below & (logs < cut)).any()):
+            return cut
+        limit = cut
 
 
 def _cut(logs: Tensor, false_rows: float) -> float:

@@ -40,6 +40,14 @@ def sampled_features(seen: Observation, head: nn.Linear) -> tuple[Tensor, Tensor
     Returns:
         (N, D) float64 features at all positions, and (N, V) float32 probabilities of the next token there.
     """
+    if "features" not in seen.memo:
+        seen.memo["features"] = _sampled(seen, head)
+    found: tuple[Tensor, Tensor] = seen.memo["features"]
+    return found
+
+
+def _sampled(seen: Observation, head: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return features and probabilities at the positions of made-up texts."""
     rng, device = torch.Generator().manual_seed(0), next(seen.model.parameters()).device
     ids = _first_words(seen, rng).to(device)
     taken: list[Tensor] = []

@@ -6,7 +6,8 @@ Letters: V tokens of the vocabulary, D hidden size, K named tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from leakaudit.algorithms.bag.softmax_background import (
     points_backwards,
     unlike_the_softmax,
 )
+from leakaudit.algorithms.bag.target_counts import TargetCounts, target_counts
 from leakaudit.algorithms.bag.token_head import find_token_head, sampled_features
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, rows_of_tokens, touched_rows
 from leakaudit.algorithms.gradient_estimate import as_gradient
@@ -50,6 +52,11 @@ class Bag:
     decided: Decided
     noise: float = 0.0
     """Standard deviation of the noise that was assumed, in the update's units; 0 without noise."""
+    counts: Mapping[int, int] = field(default_factory=dict)
+    """Named token -> how often the batch predicts it, for those whose number shows. A text's first token is not predicted, so a token occurs once more
+    for each text that it begins. Empty where no number shows, as in tied tables (`target_counts`)."""
+    targets: int | None = None
+    """Tokens that the batch predicts, all together; None if this does not show."""
 
     def __len__(self) -> int:
         """Return K."""
@@ -92,7 +99,9 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
     """Return the tokens that the update shows to be in the batch.
 
     - Word embedding not tied: tokens whose row moved; under noise, those whose row holds more than noise. If the head of a language model is
-      shared, the tokens that were only predicted (such as the last ones of texts) are added where their rows stand out.
+      shared, the tokens that were only predicted (such as the last ones of texts) are added where their rows stand out. In a pruned update a
+      word is named by either table, because pruning leaves more of the head's rows. An untied head may also tell how often each token is
+      predicted.
     - Word embedding tied to the head: tokens whose row does not look like the softmax's share. Under noise, tokens whose row points against
       that share by more than noise does; in a pruned update, tokens with more left than that share explains.
 
@@ -112,8 +121,8 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
         surprise = _head_surprise(seen, sigma)
         named = standing_out(surprise, exponential_cut, false_rows)
         return _bag(seen, named, _over_cut(surprise, named), longest, "above noise", sigma)
-    evidence = _more_than_the_softmax(seen, name) if seen.zeroed else None
-    if evidence is not None and int((evidence > 0).sum()) < len(evidence) / 2:
+    evidence = _more_than_the_softmax(seen) if seen.zeroed else None
+    if evidence is not None:
         return _bag(seen, evidence > 0, evidence, longest, "unlike the softmax")
     found = _unlike_the_softmax(seen, name, false_rows)
     return _bag(seen, found.named, found.evidence, longest, "unlike the softmax")
@@ -122,15 +131,25 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
 def _of_untied(seen: Observation, false_rows: float, longest: int | None) -> Bag:
     """Return the bag of a word embedding that is not shared with a head."""
     touched, noise = touched_rows(seen, false_rows)
-    evidence = torch.full((len(touched),), math.inf, dtype=torch.float64)
     if noise > 0.0 or seen.noise_sigma > 0.0:
         energy = rows_of_tokens(seen).double().square().sum(dim=1)  # (V,)
         return _bag(seen, touched, _over_cut(energy.log(), touched), longest, "above noise", noise)
-    targets = _only_predicted(seen, touched, false_rows)
-    if targets is None:
-        return _bag(seen, touched, evidence, longest, "touched rows")
-    evidence = torch.where(touched.cpu(), evidence, targets.evidence.cpu())
-    return _bag(seen, touched | targets.named.to(touched.device), evidence, longest, "touched rows")
+    sure = touched.cpu()
+    counted = target_counts(seen)
+    if counted is not None:
+        sure = sure | (counted.known & (counted.counts > 0))
+    predicted = _predicted(seen, touched, false_rows)
+    evidence = torch.full((len(sure),), -math.inf, dtype=torch.float64) if predicted is None else predicted.cpu()
+    evidence = torch.where(sure, math.inf, evidence)
+    return _with_counts(_bag(seen, evidence > 0, evidence, longest, "touched rows"), counted)
+
+
+def _with_counts(bag: Bag, counted: TargetCounts | None) -> Bag:
+    """Return a bag with the numbers of its tokens."""
+    if counted is None:
+        return bag
+    known = [token for token in bag.tokens.tolist() if counted.known[token]]
+    return replace(bag, counts={token: int(counted.counts[token]) for token in known}, targets=counted.total)
 
 
 def _bag(
@@ -160,8 +179,8 @@ def _unlike_the_softmax(seen: Observation, name: str, false_rows: float, known: 
     )
 
 
-def _only_predicted(seen: Observation, inputs: Tensor, false_rows: float) -> Outliers | None:
-    """Return which rows of an untied head stand out.
+def _predicted(seen: Observation, inputs: Tensor, false_rows: float) -> Tensor | None:
+    """Return (V,) evidence for target tokens from the rows of an untied head.
 
     The tokens (V,) that are inputs are given. None if the head tells nothing.
     """
@@ -169,12 +188,14 @@ def _only_predicted(seen: Observation, inputs: Tensor, false_rows: float) -> Out
         _, name = find_token_head(seen)
     except AnatomyError:
         return None
+    if seen.zeroed:
+        return _more_than_the_softmax(seen) if seen.whole else None
     exact = as_gradient(seen.sent or seen)[1].quality == "exact"
-    if not exact or seen.zeroed or not long_enough(seen.update[name]):
+    if not exact or not long_enough(seen.update[name]):
         return None
     found = _unlike_the_softmax(seen, name, false_rows, inputs)
     backwards = points_backwards(as_gradient(seen.sent or seen)[0].update[name], found.evidence)
-    return Outliers(torch.where(backwards, found.evidence, -math.inf))
+    return torch.where(backwards, found.evidence, -math.inf)
 
 
 def exponential_cut(tail: float) -> float:
@@ -209,8 +230,12 @@ def _head_surprise(seen: Observation, sigma: float) -> Tensor:
     return target_surprise((seen.sent or seen).update[name], sigma, features, probabilities)
 
 
-def _more_than_the_softmax(seen: Observation, name: str) -> Tensor:
-    """Return (V,) evidence that a pruned row holds more than the softmax's share."""
-    head, _ = find_token_head(seen)
+def _more_than_the_softmax(seen: Observation) -> Tensor | None:
+    """Return (V,) evidence that a pruned row holds more than the softmax's share.
+
+    None if half of the table does, because the public model's share is then not that of the batch.
+    """
+    head, name = find_token_head(seen)
     features, probabilities = sampled_features(seen, head)
-    return left_over((seen.sent or seen).update[name], features, probabilities)
+    evidence = left_over((seen.sent or seen).update[name], features, probabilities)
+    return evidence if int((evidence > 0).sum()) < len(evidence) / 2 else None

@@ -1,6 +1,6 @@
-"""What is left of the head's update when found sentences are taken out.
+"""What is left of the word tables' update when found sentences are taken out.
 
-Letters: V vocabulary, D hidden size, N targets, n prefixes, T tokens.
+Letters: V vocabulary, D hidden size, N targets, M rows, n prefixes, T tokens.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.rare_rows.decoder_prefixes import PrefixStates, TypicalStates
-from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows, whitener
+from leakaudit.algorithms.bag.target_counts import constant_direction
+from leakaudit.algorithms.rare_rows.decoder_prefixes import PrefixStates
+from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows, coordinates
 from leakaudit.algorithms.rare_rows.sentence_rows import SentenceRows, WordTables, rows_of
 from leakaudit.client.observation import Observation
 
@@ -22,13 +23,17 @@ SAMPLE_LENGTH = 20
 SAMPLE_TOKENS = 600
 """Tokens with the longest rows, from which sentences are drawn. Our choice: about as many as a batch of 128 sentences has."""
 
-IN_BAG = 0.05
-"""Mean square of a whitened row above which its token may be in the batch. Our choice: the row of one state has 0.1 to 5."""
+PART = 0.35
+"""Least number of states in a row whose token may be a target. Chosen on training texts: rows of one state are counted to 0.1."""
 
-BACKGROUND_ERROR = 0.3
-"""Relative error of the estimated background. Measured on training texts: 0.2 to 0.4."""
+UNLIKE = 0.05
+"""Mean square of a whitened row above which its token may be in the batch where tables are tied. Our choice: the row of one state has
+0.1 to 5."""
 
-STATE_NOISE = 0.02
+BACKGROUND_ERROR = 0.2
+"""Relative error of the estimated background. Measured on training texts: 0.05 to 0.2."""
+
+STATE_NOISE = 0.003
 """Variance of a row's noise in units of a state's that is always granted. Our choice: it absorbs rounding and the error of N."""
 
 VOTES = 200
@@ -52,9 +57,12 @@ MOST_EXPLAINED = 9
 TARGETS_ERROR = 0.003
 """Relative error of the number of targets that is granted. Our choice: one in 300."""
 
+GONE = 1e-4
+"""Part of an input row's length below which nothing is left of it. Our choice: rounding leaves 1e-6."""
+
 
 class Rest:
-    """The head's update, the sentences taken out of it, and what states look like."""
+    """The tables' update, the sentences taken out of it, and what states look like."""
 
     def __init__(self, seen: Observation, tables: WordTables, rng: torch.Generator) -> None:
         """Draw sentences from the client's model, and estimate the number of targets.
@@ -68,52 +76,59 @@ class Rest:
         self.states = PrefixStates(seen.model)
         self.head = seen.model.get_parameter(tables.head).detach().float()  # (V, D)
         self._update = seen.update[tables.head].float()
+        words = None if tables.tied else seen.update.get(tables.words)
+        self._words = None if words is None else words.float()
+        self._taken_tokens: list[tuple[int, ...]] = []
         self.taken = rows_of(seen, [], tables)
-        self._tokens_taken = torch.zeros(0, dtype=torch.long)
-        samples = self._drawn(rng)
-        self.typical = TypicalStates(seen.model, samples)
-        self._sample = rows_of(seen, samples.tolist(), tables)
+        self._sample = rows_of(seen, self._drawn(rng).tolist(), tables)
+        self._counting = None if tables.tied else constant_direction(seen.model, self._sample.states.double())
         self._learn()
         self.targets = self._voted_targets()
 
-    def starts(self) -> Tensor:
-        """Return (n, T) the beginnings that sentences may have."""
-        words = self.seen.update.get(self.tables.words)
-        if words is None:
-            tokens = torch.arange(len(self.head), device=self.head.device)
-        elif self.tables.tied:
-            tokens = self._update.norm(dim=1).topk(min(len(self.head), 4 * SAMPLE_TOKENS)).indices
-        else:
-            tokens = words.any(dim=1).nonzero().flatten()
-        return torch.cat([self._before(len(tokens)), tokens[:, None]], dim=1)
+    def starts(self) -> list[tuple[int, ...]]:
+        """Return the beginnings that sentences may have: what stands before every text, and one token."""
+        before = self.seen.facts.vocabulary.starts_with
+        return [(*before, token) for token in self._first_tokens().tolist()]
 
     def take(self, sentences: list[tuple[int, ...]]) -> None:
         """Take out these sentences and no others, and learn from them."""
-        self.taken = rows_of(self.seen, sentences, self.tables)
-        self._tokens_taken = torch.tensor(sorted({t for one in sentences for t in one}), dtype=torch.long)
+        self.taken, self._taken_tokens = rows_of(self.seen, sentences, self.tables), list(sentences)
         self._learn()
         self._refine_targets()
 
     def rows(self) -> NextTokenRows:
-        """Return the rows that are left."""
+        """Return the head's rows that are left."""
         remaining = max(0.0, self.targets - self.taken.targets)
         background = remaining * self._background
-        left = background - self.targets * self._update - self.taken.head
-        white = left @ self._white  # (V, D)
-        square = white.square().mean(dim=1)
-        in_bag = square > IN_BAG
-        in_bag[self._tokens_taken] = True
-        tokens = in_bag.nonzero().flatten()
-        counts = left[tokens] @ self._mass
-        noise = STATE_NOISE * self._size + (BACKGROUND_ERROR * background[tokens] @ self._white).square().mean(dim=1)
-        noise += (TARGETS_ERROR * self.taken.head[tokens] @ self._white).square().mean(dim=1)
-        if self.tables.tied:  # the gradients at the inputs have no known size
-            noise = torch.maximum(noise, square[tokens] - counts.clamp_min(0.0) * self._size)
-        return NextTokenRows(tokens, self._white, white[tokens], counts, noise, self._size, self.head[tokens])
+        left = background - self.targets * self._update - self.taken.head  # (V, D)
+        counts = self._counted(left)
+        chosen = counts > PART
+        if self.tables.tied:
+            chosen |= (left @ self.map).square().mean(dim=1) > UNLIKE * self._size
+        tokens = chosen.nonzero().flatten()
+        length = float(self._states().norm(dim=1).mean())
+        noise = STATE_NOISE + (BACKGROUND_ERROR * background[tokens].norm(dim=1) / length).square() * self._size
+        noise = noise + (TARGETS_ERROR * self.taken.head[tokens] @ self.map).square().mean(dim=1)
+        slopes = self._slopes if self.tables.tied else torch.zeros_like(self._slopes)
+        return NextTokenRows(
+            tokens,
+            left[tokens] @ self.map,
+            counts[tokens].round().clamp_min(1.0),
+            self._mean @ self.map,
+            noise,
+            slopes,
+            self.head[tokens],
+        )
 
-    def unexplained(self) -> float:
-        """Return the square of what taken sentences leave of the rows, times N."""
-        return float((self.targets * self._update + self.taken.head).square().sum())
+    def inputs(self) -> Tensor | None:
+        """Return (V, D) what is left of the word embedding's own rows, times -N; None if there are none."""
+        if self._words is None:
+            return None
+        left = -self.targets * self._words
+        for tokens, rows in zip(self._taken_tokens, self.taken.inputs, strict=True):
+            left.index_add_(0, torch.tensor(tokens, device=left.device), -rows)
+        gone = left.norm(dim=1) <= GONE * self.targets * self._words.norm(dim=1)
+        return left.masked_fill(gone[:, None], 0.0)
 
     def agreement(self) -> Tensor:
         """Return (V,) the relative error with which the taken sentences explain rows.
@@ -125,9 +140,20 @@ class Rest:
         error = (remaining * self._background - self.targets * self._update - self.taken.head).norm(dim=1)
         return torch.where(size > 0, error / size, torch.inf)
 
-    def _before(self, count: int) -> Tensor:
-        before = torch.tensor(self.seen.facts.vocabulary.starts_with, dtype=torch.long, device=self.head.device)
-        return before.expand(count, -1)
+    def _first_tokens(self) -> Tensor:
+        if (inputs := self.inputs()) is not None:
+            return inputs.any(dim=1).nonzero().flatten()
+        if self.tables.tied:
+            return self.rows().tokens
+        return torch.arange(len(self.head), device=self.head.device)
+
+    def _counted(self, left: Tensor) -> Tensor:
+        """Return (V,) how many states rows hold, estimated."""
+        direction = self._mass if self._counting is None else self._counting.to(left)
+        return left @ direction
+
+    def _states(self) -> Tensor:
+        return torch.cat([self._sample.states, self.taken.states])
 
     def _drawn(self, rng: torch.Generator) -> Tensor:
         """Return (SAMPLES, T) token ids, half from the model, half by the rows' lengths."""
@@ -138,7 +164,9 @@ class Rest:
         def draw(weights: Tensor) -> Tensor:
             return tokens[torch.multinomial(weights.cpu(), 1, generator=rng).flatten().to(tokens.device)]
 
-        given = self.states.start(torch.cat([self._before(SAMPLES), draw(share.expand(SAMPLES, -1))[:, None]], dim=1))
+        before = torch.tensor(self.seen.facts.vocabulary.starts_with, dtype=torch.long, device=self.head.device)
+        first = torch.cat([before.expand(SAMPLES, -1), draw(share.expand(SAMPLES, -1))[:, None]], dim=1)
+        given = self.states.start(first)
         every = torch.arange(SAMPLES, device=self.head.device)
         for _ in range(SAMPLE_LENGTH - 1):
             own = (given @ self.head[tokens].T).softmax(dim=1)
@@ -146,24 +174,19 @@ class Rest:
         return self.states.paths
 
     def _learn(self) -> None:
-        """Learn from drawn and taken sentences what states and input gradients look like.
-
-        Taken sentences count the more, the more states there are for each of the D directions.
-        """
+        """Learn from drawn and taken sentences what states, gradients at inputs and the background look like."""
         drawn, taken = self._sample, self.taken
         part = taken.targets / (taken.targets + drawn.states.shape[1])
-        moment = (1 - part) * _moment(drawn, self.tables.tied)
-        mean = (1 - part) * drawn.states.mean(dim=0)
         background = (1 - part) * drawn.background / drawn.targets
         if taken.targets:
-            moment = moment + part * _moment(taken, self.tables.tied)
-            mean = mean + part * taken.states.mean(dim=0)
             background = background + part * taken.background / taken.targets
-        self._white, self._background = whitener(moment), background
-        exact = moment.double()
-        ridge = 1e-7 * exact.diagonal().mean() * torch.eye(len(exact), device=exact.device, dtype=exact.dtype)
-        self._mass = torch.linalg.solve(exact + ridge, mean.double()).float()
-        self._size = float((torch.cat([drawn.states, taken.states]) @ self._white).square().mean())
+        states, slopes = self._states(), _usual_slopes(drawn, taken)
+        self._background, self._mean = background, states.mean(dim=0)
+        off = states - self._mean
+        moment = off.T @ off / len(states) + torch.outer(self._mean, self._mean)
+        self.map, self._slopes = coordinates(moment, slopes.T @ slopes / len(slopes))
+        self._size = float((off @ self.map).square().mean())
+        self._mass = _mass(states, slopes if self.tables.tied else slopes[:0])
 
     def _voted_targets(self) -> float:
         """Return N, by the rows that look like one state of a one-token prefix.
@@ -171,9 +194,9 @@ class Rest:
         If a row is the state x, the update is x / N plus its background. Votes far from what most rows count weigh little.
         """
         first = self._targets_of_single_rows().log()
-        mean = (self._background - self._update) @ self._white  # (V, D)
+        mean = (self._background - self._update) @ self.map  # (V, D)
         rows = mean[mean.square().sum(dim=1).topk(min(len(mean), 4 * SAMPLE_TOKENS)).indices]
-        x = self.states.alone(self.starts()) @ self._white
+        x = self.states.alone(self._likely_starts()) @ self.map
         dot = x @ rows.T
         cosine = dot / x.norm(dim=1, keepdim=True) / rows.norm(dim=1)
         best = cosine.flatten().topk(min(VOTES, cosine.numel()))
@@ -184,11 +207,19 @@ class Rest:
         chosen = near[int(near.sum(dim=1).argmax())]
         return float(((chosen * votes).sum() / chosen.sum()).exp())
 
+    def _likely_starts(self) -> Tensor:
+        """Return (n, T) beginnings with tokens whose rows are not zero, or long."""
+        rows = self._update if self._words is None else self._words
+        count = min(4 * SAMPLE_TOKENS, int(rows.any(dim=1).sum()))
+        tokens = rows.norm(dim=1).topk(count).indices
+        before = torch.tensor(self.seen.facts.vocabulary.starts_with, dtype=torch.long, device=self.head.device)
+        return torch.cat([before.expand(len(tokens), -1), tokens[:, None]], dim=1)
+
     def _targets_of_single_rows(self) -> Tensor:
         """Return N (scalar) at which most of the longest rows hold one state."""
         rows = self._background - self._update
         longest = rows.norm(dim=1).topk(min(len(rows), SAMPLE_TOKENS)).indices
-        counted = rows[longest] @ self._mass  # count / N
+        counted = self._counted(rows[longest])  # count / N
         votes = -counted[counted > 0].log()
         near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp().sum(dim=1)
         most: Tensor = votes[near.argmax()].exp()
@@ -205,12 +236,17 @@ class Rest:
             self.targets = float((dot[chosen] / sent[chosen].square().sum(dim=1)).median())
 
 
-def _moment(known: SentenceRows, tied: bool) -> Tensor:
-    """Return the second moment (D, D) of states, and of input gradients if tied."""
-    moment = known.states.T @ known.states / known.targets
-    if tied:
-        slopes = torch.cat([rows[:-1] for rows in known.inputs])
-        norms = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        usual = slopes / norms * norms.median()  # a few slopes are many times as long as the others
-        moment = moment + usual.T @ usual / len(usual)
-    return moment
+def _usual_slopes(*known: SentenceRows) -> Tensor:
+    """Return (n, D) gradients at inputs, all with the median length, because a few are many times as long."""
+    slopes = torch.cat([rows[:-1] for one in known for rows in one.inputs])
+    lengths = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return slopes / lengths * lengths.median()
+
+
+def _mass(states: Tensor, slopes: Tensor) -> Tensor:
+    """Return (D,) the direction whose product with states is nearest to 1, and with gradients at inputs to 0."""
+    moment = (states.T @ states / len(states)).double()
+    if len(slopes):
+        moment = moment + (slopes.T @ slopes / len(slopes)).double()
+    ridge = 1e-7 * moment.diagonal().mean() * torch.eye(len(moment), device=moment.device, dtype=moment.dtype)
+    return torch.linalg.solve(moment + ridge, states.mean(dim=0).double()).float()

@@ -25,6 +25,7 @@ from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
 from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
+from leakaudit.algorithms.rare_rows.same_sentence import SameSentence, learn
 from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -47,9 +48,8 @@ Chosen on training sentences: nine of ten sentences end within 4 places after th
 FIRST_STEPS, STEPS = 10, 30
 """Steps of the filling for all lengths, and for the best two. Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
-NOISY_GAIN = 0.1
-"""Smallest gain at which groups are merged under dropout, where right sentences agree only in part.
-Chosen on training sentences; see docs/decisions/rare_rows.md."""
+LEARNING = 0.2
+"""Largest share of the budget in which sentences are invented. Our choice: the search needs more time than the learning."""
 
 POOR = 1.0
 """Quality of a group that is worth completing only if no other group is left. Chosen on training sentences."""
@@ -103,41 +103,37 @@ class EncoderSearch:
 
         With dropout no sentence can be proved, and drafts are all that is found.
         """
-        if self.simulator.kept:
-            self._drafts_under_dropout()
-            return
+        drawn = self.seen.facts.training_mode and bool(self.seen.facts.dropout)
+        share = self.budget.part(LEARNING)
+        alike = learn(self.simulator, self.rows, self.longest, drawn, self.rng, share)
+        if alike is not None and drawn:
+            self._draft(alike)
+        elif alike is not None:
+            self._prove(alike)
+
+    def _draft(self, alike: SameSentence) -> None:
+        """Keep each group as a draft: with dropout, words for its holes are more often wrong than right."""
+        grouping = self._grouping(alike)
+        self.drafts = _plain(grouping, grouping.groups(self.budget))
+
+    def _prove(self, alike: SameSentence) -> None:
         while self.rows.places and not self.budget.exhausted():
             before = len(self.proved)
-            self._pass()
+            self._pass(alike)
             if len(self.proved) == before:
                 return
 
-    def _drafts_under_dropout(self) -> None:
+    def _grouping(self, alike: SameSentence) -> Grouping:
+        """Return the grouping of the words that are rare now."""
         agreement = Agreement(self.simulator, self.rows)
-        grouping = Grouping(agreement, self.longest - len(self.simulator.after), self._known, NOISY_GAIN)
-        groups = grouping.groups(self.rows.rare, self.rng, self.budget.part(0.5))
-        starts = [self._lengths(grouping.draft(group)) for group in groups if len(group) > 1]
-        candidates = Candidates.of(agreement)
-        for turn in range(0, len(starts), AT_ONCE):
-            if self.budget.exhausted():
-                return
-            some = starts[turn : turn + AT_ONCE]
-            begun = fill([draft for many in some for draft in many], agreement, candidates, FIRST_STEPS)
-            best = [draft for (draft,) in _best_of(some, begun, 1)]
-            for one in fill(best, agreement, candidates, STEPS):
-                self._keep(one)
+        return Grouping(agreement, self.longest - len(self.simulator.after), alike, self._known)
 
-    def _keep(self, one: Filled) -> None:
-        """Keep a draft under the rare words that it holds."""
-        group = frozenset(word for place, word in one.draft.words.items() if self.rows.places.get(word) == place)
-        self.drafts[group] = Exchanged(one.draft, agreement=one.agreement)
-
-    def _pass(self) -> None:
+    def _pass(self, alike: SameSentence) -> None:
         """Group the rare words and complete every group once."""
-        grouping = Grouping(Agreement(self.simulator, self.rows), self.longest - len(self.simulator.after), self._known)
-        groups = grouping.groups(self.rows.rare, self.rng, self.budget)
+        grouping = self._grouping(alike)
+        groups = grouping.groups(self.budget)
         groups.sort(key=lambda group: _quality(grouping, group), reverse=True)
-        self.drafts, before = {}, len(self.proved)
+        self.drafts, before = _plain(grouping, groups), len(self.proved)
         while groups and not self.budget.exhausted():
             turn, groups = groups[:AT_ONCE], groups[AT_ONCE:]
             if len(self.proved) > before and _quality(grouping, turn[-1]) < POOR:
@@ -199,7 +195,7 @@ def recover_encoder(seen: Observation, rng: torch.Generator, budget: Budget) -> 
 
     Args:
         seen: `can_read_sentences` applies to it.
-        rng: draws pairs of words if there are too many.
+        rng: draws the invented sentences.
         budget: the search ends when it is used up.
 
     Raises:
@@ -256,6 +252,11 @@ def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
         found.append(list(items[start : start + size]))
         start += size
     return found
+
+
+def _plain(grouping: Grouping, groups: Sequence[Group]) -> dict[Group, Exchanged]:
+    """Return drafts that hold the words of groups and nothing else."""
+    return {group: Exchanged(grouping.draft(group), agreement=grouping.known[group]) for group in groups}
 
 
 def _quality(grouping: Grouping, group: Group) -> float:

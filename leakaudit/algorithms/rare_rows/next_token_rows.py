@@ -1,108 +1,86 @@
 """Which token follows a prefix, read from the head's rows.
 
-A row is a sum of the states of the prefixes that its token follows, and of noise (see `sentence_rows`). In coordinates in which states
-and noise together have unit covariance, three hypotheses about a state x and a row r of c states are compared: x is one of the row's
-states; the row has nothing to do with x; the row holds a state that is similar to x, of another prefix with the same last words. The
-first must be likelier than both others. Own derivation.
+A row is a sum of the states of the prefixes that its token follows, and of noise (see `sentence_rows`). Two hypotheses about a state and a row are
+compared: the state is one of the row's, or it is not. The row holds then one state fewer, or as many as before. States and noise are taken as Gaussian, in
+coordinates in which states have unit covariance and gradients at inputs are uncorrelated. Own derivation; docs/decisions/rare_rows_decoders.md has the
+figures.
 
 Letters: M rows, n prefixes, D hidden size.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-FLOOR = 1e-3
-"""Smallest square of a whitened row, in units of its width. Our choice: it bounds what one row can say."""
+RIDGE = 1e-5
+"""Part of the mean eigenvalue that is added to every direction. Chosen on training texts: 1e-4 loses prefixes whose states differ little."""
 
-RIDGE = 1e-3
-"""Part of the mean eigenvalue that is added to every direction. Chosen on training texts: 1e-4 and 1e-3 agree, 1e-2 is worse."""
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Variances of the gradients at a token's inputs, in units of their median, that are tried where the tables are tied. Our choice: these gradients
+differ by a factor of ten, and what a simulation explains of them leaves a hundredth."""
 
-MOST = 15.0
-"""Most evidence of one token in nats. Our choice: far more than a token's prior costs, and too little to pay for several wrong ones."""
+ALIKE = (0.1, 0.3)
+"""Variances by which a state that is like one of the row's differs from it. Our choice: prefixes with the same last words."""
 
-SIMILAR = 4.0
-"""Log-odds before reading that a row which fits holds the state itself, not a similar one. Our choice: 50 to 1, because few of the
-rows of a batch hold a state with the same last words."""
+ALIKE_SHARE = 0.02
+"""Probability that a row holds such a state. Our choice: few rows of a batch do."""
 
-EXACT = 0.3
-"""Noise of a row, as a variance, below which a row of one state has to fit in every direction. Our choice."""
-
-UNSURE = 0.2
-"""Relative error of the part that the states of one row have in common. Our choice."""
-
-RARE = 1.5
-"""Number of states below which a row counts as a single one. Our choice: half-way between one and two."""
+MOST_AGAINST = 60.0
+"""Most evidence in nats against a token. Our choice: one row that is badly estimated must not end a sentence that all others confirm."""
 
 
-def whitener(moment: Tensor) -> Tensor:
-    """Return the map (D, D) to coordinates in which a second moment is the unit.
+def coordinates(states: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates in which two second moments are diagonal.
 
     Args:
-        moment: (D, D) symmetric.
+        states: (D, D) second moment of states; it becomes the unit matrix.
+        slopes: (D, D) second moment of gradients at inputs.
+
+    Returns:
+        (D, D) map, to be multiplied from the right, and (D,) variances of the gradients in these coordinates.
     """
-    values, vectors = torch.linalg.eigh(moment.double())
+    values, vectors = torch.linalg.eigh(states.double())
     values = values.clamp_min(0.0) + RIDGE * values.mean().clamp_min(1e-30)
-    white: Tensor = (vectors / values.sqrt()).to(moment.dtype)
-    return white
+    white = vectors / values.sqrt()
+    variances, turned = torch.linalg.eigh(white.T @ slopes.double() @ white)
+    return (white @ turned).to(states.dtype), variances.clamp_min(0.0).to(states.dtype)
 
 
-@dataclass
+@dataclass(frozen=True)
 class NextTokenRows:
-    """The rows of the tokens that may be targets; `take` removes a state."""
+    """The rows of the tokens that may be targets, in `coordinates`."""
 
     tokens: Tensor
     """(M,) int64 token ids, ascending."""
-    white: Tensor
-    """(D, D) map to whitened coordinates."""
     rows: Tensor
-    """(M, D) whitened sums of the states that the tokens follow."""
+    """(M, D) sums of the states that the tokens follow, and of gradients at inputs if the tables are tied."""
     counts: Tensor
-    """(M,) how many states each row holds, estimated, not rounded."""
+    """(M,) how many states each row holds: whole numbers, at least 1."""
+    mean: Tensor
+    """(D,) mean state."""
     noise: Tensor
-    """(M,) variance of a row's noise in each whitened direction."""
-    size: float
-    """Mean square of a whitened state in each direction."""
+    """(M,) variance of a row's error in each direction, in units of a state's."""
+    slopes: Tensor
+    """(D,) variances of one gradient at an input; zeros if the tables are not tied."""
     directions: Tensor
-    """(M, D) the head's weights of the tokens, for the model's own probabilities."""
+    """(M, D) the head's weights of the tokens, in the model's own coordinates."""
 
-    def evidence(self, states: Tensor, typical: Tensor) -> Tensor:
+    def evidence(self, states: Tensor) -> Tensor:
         """Return (n, M) the log-odds that a token follows a prefix, without its prior.
 
         Args:
-            states: (n, D) inputs of the head at the prefixes' ends.
-            typical: (n, D) its mean inputs after other prefixes with the same last token.
+            states: (n, D) inputs of the head at the prefixes' ends, in `coordinates`.
         """
         every = torch.arange(len(self.tokens), device=self.rows.device)
-        return self._evidence(states @ self.white, typical @ self.white, every)
-
-    def gains(self, which: Tensor, states: Tensor, typical: Tensor) -> Tensor:
-        """Return (n,) the log-odds, with priors, of one row for each state.
-
-        Args:
-            which: (n,) numbers of the rows.
-            states: (n, D) as for `evidence`.
-            typical: (n, D) as for `evidence`.
-        """
-        found = self._evidence(states @ self.white, typical @ self.white, which).diagonal()
-        return found + self.prior(states).gather(1, which[:, None])[:, 0]
-
-    def _evidence(self, x: Tensor, usual: Tensor, which: Tensor) -> Tensor:
-        rows, count, noise = self.rows[which], self.counts[which], self.noise[which]
-        width = rows.shape[1]
-        spread = (count - 1).clamp_min(0.0) * self.size + noise  # variance of the rest, if the state is in the row
-        square, own, dot = rows.square().sum(dim=1), x.square().sum(dim=1, keepdim=True), x @ rows.T
-        left = (square - 2 * dot + own).clamp_min(0.0)
-        unrelated = width / 2 * (square.clamp_min(FLOOR * width).log() - left.clamp_min(FLOOR * width).log())
-        without = (square - 2 * usual @ rows.T + usual.square().sum(dim=1, keepdim=True)).clamp_min(0.0)
-        other_prefix = (without - left) / (2 * spread)
-        alike = torch.where(count > RARE, _against_alike(square, own, dot, count.clamp_min(RARE), noise, width), MOST)
-        excess = (left / spread - 3 * width).clamp_min(0.0) / 2 * (spread < EXACT)
-        found = torch.minimum(unrelated, SIMILAR + torch.minimum(other_prefix, alike))
-        return found.clamp_max(MOST) - excess
+        x, fewer = states - self.mean, self.counts - 1
+        own = self._likelihoods(x, every, fewer, (0.0,))
+        alike = self._likelihoods(x, every, fewer, ALIKE) + math.log(ALIKE_SHARE)
+        without = self.likelihood(every, self.rows[every], self.counts)
+        return (own - torch.logaddexp(without.expand_as(alike), alike)).clamp_min(-MOST_AGAINST)
 
     def prior(self, states: Tensor) -> Tensor:
         """Return (n, M) log-probabilities of the next token.
@@ -110,36 +88,42 @@ class NextTokenRows:
         They are half the model's own, over these tokens, and half the share of each row in all rows.
 
         Args:
-            states: (n, D) inputs of the head.
+            states: (n, D) inputs of the head, in the model's own coordinates.
         """
         own = (states @ self.directions.T).softmax(dim=1)
-        share = self.rows.square().sum(dim=1).clamp_min(FLOOR)
-        return (0.5 * own + 0.5 * share / share.sum()).log()
+        return (0.5 * own + 0.5 * self.counts / self.counts.sum()).log()
+
+    def likelihood(self, which: Tensor, left: Tensor, counts: Tensor) -> Tensor:
+        """Return (m,) the log-likelihood of rows that hold a number of unknown states.
+
+        Args:
+            which: (m,) numbers of the rows, for their noise.
+            left: (m, D) the rows, or what is left of them.
+            counts: (m,) states that they hold.
+        """
+        off = left - counts[:, None] * self.mean
+        terms = [-0.5 * (off.square() / v + v.log()).sum(dim=1) for v in self._variances(which, counts)]
+        return torch.stack(terms).logsumexp(dim=0)
+
+    def _variances(self, which: Tensor, counts: Tensor) -> list[Tensor]:
+        """Return (m, D) variances of rows with a number of unknown states, one for each size of the gradients."""
+        known = (counts + self.noise[which])[:, None].expand(-1, self.rows.shape[1])
+        if not self.slopes.any():
+            return [known]
+        slopes = self.slopes * self.counts[which][:, None]
+        return [known + size * slopes for size in SIZES]
+
+    def _likelihoods(self, x: Tensor, which: Tensor, counts: Tensor, more: tuple[float, ...]) -> Tensor:
+        """Return (n, M) log-likelihoods of the rows without each state."""
+        off = self.rows - self.counts[:, None] * self.mean
+        terms = []
+        for extra in more:
+            for v in self._variances(which, counts + extra):
+                square = (off.square() / v).sum(dim=1) - 2 * x @ (off / v).T + x.square() @ (1 / v).T
+                terms.append(-0.5 * (square + v.log().sum(dim=1)))
+        return torch.stack(terms).logsumexp(dim=0)
 
     def index_of(self, token: int) -> int:
         """Return the number of a token's row, or -1."""
         place = int(torch.searchsorted(self.tokens, token))
         return place if place < len(self.tokens) and int(self.tokens[place]) == token else -1
-
-    def take(self, row: int, state: Tensor) -> None:
-        """Remove a state (D,) from a row."""
-        self.rows[row] -= state @ self.white
-        self.counts[row] -= 1
-
-    def give_back(self, row: int, state: Tensor) -> None:
-        """Undo `take`."""
-        self.rows[row] += state @ self.white
-        self.counts[row] += 1
-
-
-def _against_alike(square: Tensor, own: Tensor, dot: Tensor, count: Tensor, noise: Tensor, width: int) -> Tensor:
-    """Return (n, M) log-odds of a state against one that is like the row's.
-
-    The states of one row have a part in common: |r|^2 = c^2 common + c rest. A state that only has this part gives x.r = c common, a state
-    of the row gives c common + rest.
-    """
-    common = ((square - count * own) / (count * count - count)).clamp_min(0.0).minimum(0.9 * own)
-    rest = own - common
-    variance = rest * ((count - 1) * rest / width + noise)
-    variance = variance + (UNSURE * count * common).square() + (UNSURE * own).square()
-    return rest * (dot - count * common - rest / 2) / variance

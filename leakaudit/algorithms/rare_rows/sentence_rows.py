@@ -93,7 +93,7 @@ def rows_of(seen: Observation, sentences: Sequence[Sequence[int]], tables: WordT
     inputs: list[Tensor] = []
     for chunk in _chunks(sentences):
         ids, mask = padded_batch(seen, chunk)
-        given, made, slopes = _simulated(seen.model, ids, mask)
+        given, made, slopes = simulated(seen.model, ids, mask)
         kept = mask[:, 1:].bool()  # (S, T - 1) places with a target
         h, logits, targets = given[:, :-1][kept], made[:, :-1][kept], ids[:, 1:][kept]
         expected = logits.softmax(dim=1).T @ h  # (V, D)
@@ -118,10 +118,15 @@ def _chunks(sentences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
     return chunks
 
 
-def _simulated(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def simulated(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return head inputs (S, T, D), logits (S, T, V) and slopes at the inputs.
 
     The slopes (S, T, D) are the gradient of the summed loss with respect to each place's word vector.
+
+    Args:
+        model: a causal language model; it is left as it was.
+        ids: (S, T) token ids, padded.
+        mask: (S, T) 1 at tokens, 0 at padding.
     """
     table: Any = model.get_input_embeddings()  # type: ignore[operator]  # a method of every transformers model
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
