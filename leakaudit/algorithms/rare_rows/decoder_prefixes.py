@@ -15,6 +15,7 @@ from leakaudit.models.structure.trace import run_until
 START_CHUNK = 4096
 """Prefixes of one pass. Our choice: one token of each takes less than 0.2 GB in a small model."""
 
+
 class PrefixStates:
     """The head's inputs at the ends of prefixes of one length, with cached keys."""
 

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from leakaudit.algorithms.rare_rows.agreement import Agreement, agreement
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, Filling
-from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
 from leakaudit.algorithms.rare_rows.rows import Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, Laid, SentenceSimulator
 from leakaudit.algorithms.span.adapter_places import WordSums, once
@@ -57,6 +56,7 @@ DIVISIONS = 4
 """Divisions whose groups are completed, the best first. Our choice: the best one may have two words exchanged."""
 
 Tokens = tuple[int, ...]
+Group = frozenset[int]
 
 
 def adapters_read(problem: SpanProblem) -> list[Adapter]:
@@ -244,7 +244,7 @@ class AdapterEncoder:
             return
         agreement = WordAgreement(self.simulator, Rows(sums, places, {}))
         longest = len(self.sums.places) - len(self.simulator.after)
-        grouping = Grouping(agreement, longest)
+        grouping = _Groups(agreement, longest)
         candidates = self._candidates(agreement, settled)
         self.drafts = []
         for group in _together(grouping, places, budget):
@@ -308,7 +308,30 @@ class AdapterEncoder:
         return float(factors[agree].median()) if float(agree.double().mean()) >= AGREEING else None
 
 
-def _together(grouping: Grouping, places: Mapping[int, int], budget: Budget) -> list[Group]:
+@dataclass
+class _Groups:
+    """Groups of words with known places; each is simulated once."""
+
+    agreement: Agreement
+    end: int
+    """Place of the closing token while a sentence's length is not known: the largest that is possible."""
+    known: dict[Group, float] = field(default_factory=dict)
+    """Agreement of every group that was simulated."""
+
+    def draft(self, group: Group) -> Draft:
+        """Return the draft that holds a group's words at their places."""
+        places = self.agreement.rows.places
+        return Draft({places[word]: word for word in group}, len(self.agreement.simulator.before), self.end)
+
+    def simulate(self, groups: Sequence[Group]) -> None:
+        """Compute the agreement of groups that are not known yet."""
+        new = [group for group in dict.fromkeys(groups) if group not in self.known]
+        if new:
+            scores = self.agreement.scores([self.draft(group) for group in new]).tolist()
+            self.known.update(zip(new, scores, strict=True))
+
+
+def _together(grouping: _Groups, places: Mapping[int, int], budget: Budget) -> list[Group]:
     """Return the groups of the best divisions of the words among the sentences.
 
     Two words of one place are in two sentences. So the words of one place after the other are given to the sentences in all ways, and those
@@ -334,7 +357,7 @@ def _together(grouping: Grouping, places: Mapping[int, int], budget: Budget) -> 
     return list(dict.fromkeys(groups))
 
 
-def _best_first(grouping: Grouping, division: tuple[Group, ...]) -> list[Group]:
+def _best_first(grouping: _Groups, division: tuple[Group, ...]) -> list[Group]:
     return sorted(filter(None, division), key=lambda group: grouping.known[group] / math.sqrt(len(group)), reverse=True)
 
 
@@ -351,7 +374,7 @@ def _in_order(division: tuple[Group, ...]) -> list[list[int]]:
     return [sorted(group) for group in division]
 
 
-def _agreement(grouping: Grouping, division: tuple[Group, ...]) -> float:
+def _agreement(grouping: _Groups, division: tuple[Group, ...]) -> float:
     return sum(grouping.known[group] for group in division if group)
 
 
