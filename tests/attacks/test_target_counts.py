@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ TEXTS = [[5, 77, 301, 77, 8, 77], [99, 5, 410, 301], [250, 599, 31, 12]]
 TARGETS = Counter(token for text in TEXTS for token in text[1:])
 
 
-def _step(*, tied: bool = False, bias: float = 0.3) -> ClientStep:
+def _step(*, tied: bool = False, bias: float = 0.3, head_bias: bool = False) -> ClientStep:
     """Return a step of a GPT-2 whose last normalisation has a bias."""
     config = tiny.gpt2_config(tie_word_embeddings=tied)
     config.update({"vocab_size": SIZE, "n_positions": POSITIONS})
@@ -33,6 +34,8 @@ def _step(*, tied: bool = False, bias: float = 0.3) -> ClientStep:
         last = model.get_submodule("transformer.ln_f")
         nn.init.uniform_(last.weight, 0.5, 2.0)  # type: ignore[arg-type]  # a parameter
         nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # a parameter
+        if head_bias:
+            model.get_submodule("lm_head").bias = nn.Parameter(torch.zeros(SIZE))
     longest = max(map(len, TEXTS))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in TEXTS])
     mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in TEXTS])
@@ -54,6 +57,30 @@ def test_an_untied_head_after_a_layer_norm_tells_every_count() -> None:
     assert found is not None and bool(found.known.all())
     assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
     assert found.total == TARGETS.total()
+
+
+def test_the_bias_of_a_tied_head_tells_every_count() -> None:
+    """Its gradient is the statistic itself."""
+    found = target_counts(_step(tied=True, bias=0.0, head_bias=True).observe())
+    assert found is not None
+    assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
+
+
+def test_counts_show_in_a_clipped_update() -> None:
+    """Its factor is not 1 / N, and the counts are integers all the same."""
+    seen = _step().observe()
+    facts = seen.facts.model_copy(update={"max_grad_norm": 1.0})
+    clipped = replace(seen, facts=facts, update={name: 0.37 * each for name, each in seen.update.items()})
+    found = target_counts(clipped)
+    assert found is not None
+    assert {token: count for token, count in enumerate(found.counts.tolist()) if count} == TARGETS
+    assert found.total == TARGETS.total()
+
+
+def test_a_scaled_update_without_clipping_tells_no_count() -> None:
+    """The unit contradicts the number of targets."""
+    seen = _step().observe()
+    assert target_counts(replace(seen, update={name: 0.37 * each for name, each in seen.update.items()})) is None
 
 
 def test_the_bag_holds_the_counts() -> None:

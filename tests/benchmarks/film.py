@@ -6,7 +6,7 @@ Victims are folders of `tests.benchmarks.decoder_victims` or any causal language
 
 - `sentences`: ROUGE and named entities of every attack by batch size (the paper's Tables 9 and 10, Figures 3 to 6). With `--victims` it
   compares stages of training, with `--freeze` frozen embeddings, with `--defenses` defences, with `--ablation` settings of FILM.
-- `bags`: precision and recall of words under pruning and DP-SGD (Table 4), read as printed and by `embedding-rows`.
+- `bags`: precision and recall of words under pruning and DP-SGD (Table 4), or under `--defenses`, read as printed and by `embedding-rows`.
 - `repetition`: recall and precision of sentences after so many beam searches (Table 3).
 
 Every attack sees the same steps. Not collected by pytest.
@@ -151,16 +151,21 @@ def bags(options: argparse.Namespace, folder: Path) -> None:
     print(f"|{' --- |' * 11}")
     for client, _ in clients(options, folder):
         simulator = client.simulator()
-        for name, defense, published in _defences_of_table_4():
+        for name, defense, published in _defences(options.defenses):
             rates = [_rates(snapshot, simulator, defense) for snapshot in simulator]
             ours = [means(rate[side] for rate in rates) for side in (0, 1)]
             printed = [cells(rate, ("precision", "recall")) for rate in ours]
             where = (client.victim.name, client.data.parent.name, client.batch_size, len(rates), name)
-            of_paper = [f"{value:.2f}" for value in published]
+            of_paper = [f"{value:.2f}" for value in published] or ["-", "-"]
             print(line((*where, *of_paper, *printed[0], *printed[1])), flush=True)
 
 
-def _defences_of_table_4() -> Iterator[tuple[str, PluginSpec, tuple[float, float]]]:
+def _defences(named: Sequence[str]) -> Iterator[tuple[str, PluginSpec, tuple[float, ...]]]:
+    """Yield label, defence and the paper's figures, of Table 4 or of named defences."""
+    if list(named) != [NONE.name]:
+        for spec in map(PluginSpec.parse, named):
+            yield spec.label, spec, ()
+        return
     for share, published in TABLE_4_PRUNING.items():
         yield f"pruned {share:g}", PluginSpec(name="prune", options={"share": share}), published
     for epsilon, published in TABLE_4_DP_SGD.items():
@@ -193,13 +198,11 @@ def _rates(snapshot: Snapshot, simulator: Simulator, defense: PluginSpec) -> tup
     rng = torch.Generator().manual_seed(simulator.what.seed)
     seen = defended(snapshot, defense, rng)
     true = {token for ids in snapshot.truth.sequences() for token in ids}
-    multiplier = float(defense.options.get("noise_multiplier", 0.0))
-    sigma = multiplier / simulator.what.batch_size  # of the mean gradient; the clipping bound is 1
     table = str(word_embedding(seen.model))
     rows = seen.update[table]  # (V, D)
     plugin = attacks.create("embedding-rows")
     own = rates_of(set(plugin(seen, rng, Budget(60.0)).tokens or ()), true) if plugin.applies(seen) else {}
-    return rates_of(printed_bag(rows, sigma), true), own
+    return rates_of(printed_bag(rows, seen.noise_sigma), true), own
 
 
 def printed_bag(rows: torch.Tensor, sigma: float) -> set[int]:

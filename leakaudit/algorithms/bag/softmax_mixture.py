@@ -61,7 +61,10 @@ def fitted_mixture(values: Tensor, parts: Tensor, others: Tensor) -> Fitted | No
         return None
     share, spread = share * float((values / share)[usual].median()), 0.0
     for _ in range(ROUNDS):
-        share = mixture(parts, values.maximum(TRUSTED * share), usual)
+        mixed = mixture(parts, values.maximum(TRUSTED * share), usual)
+        if mixed is None:
+            return None
+        share = mixed
         ratio = values / share.clamp_min(1e-300) - 1
         spread = 1.4826 * float((ratio[usual] - ratio[usual].median()).abs().median())
         usual = others & (values > 0) & (ratio.abs() < STANDS_OUT * spread)
@@ -70,8 +73,10 @@ def fitted_mixture(values: Tensor, parts: Tensor, others: Tensor) -> Fitted | No
     return Fitted(share, usual, spread)
 
 
-def mixture(parts: Tensor, goals: Tensor, kept: Tensor) -> Tensor:
+def mixture(parts: Tensor, goals: Tensor, kept: Tensor) -> Tensor | None:
     """Return the mixture (V,) of parts (S, V) that is nearest to kept goals by ratio.
+
+    None if the fit does not end.
 
     Args:
         parts: (S, V) float64.
@@ -81,6 +86,9 @@ def mixture(parts: Tensor, goals: Tensor, kept: Tensor) -> Tensor:
     chosen = kept.nonzero().flatten()
     some = chosen[:: max(1, len(chosen) // FITTED)]
     scaled = (parts[:, some] / goals[some]).T.numpy()  # (n, S)
-    weights, _ = nnls(scaled, np.ones(len(some)), maxiter=20 * len(parts))
+    try:
+        weights, _ = nnls(scaled, np.ones(len(some)), maxiter=20 * len(parts))
+    except RuntimeError:  # too many iterations
+        return None
     mixed: Tensor = torch.as_tensor(weights, dtype=torch.float64) @ parts
     return mixed

@@ -54,7 +54,7 @@ class Bag:
     """Standard deviation of the noise that was assumed, in the update's units; 0 without noise."""
     counts: Mapping[int, int] = field(default_factory=dict)
     """Named token -> how often the batch predicts it, for those whose number shows. A text's first token is not predicted, so a token occurs once more
-    for each text that it begins. Empty where no number shows, as in tied tables (`target_counts`)."""
+    for each text that it begins. Empty where no number shows, as in tied heads without a bias (`target_counts`)."""
     targets: int | None = None
     """Tokens that the batch predicts, all together; None if this does not show."""
 
@@ -125,7 +125,7 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
     if evidence is not None:
         return _bag(seen, evidence > 0, evidence, longest, "unlike the softmax")
     found = _unlike_the_softmax(seen, name, false_rows)
-    return _bag(seen, found.named, found.evidence, longest, "unlike the softmax")
+    return _with_counts(_bag(seen, found.named, found.evidence, longest, "unlike the softmax"), target_counts(seen))
 
 
 def _of_untied(seen: Observation, false_rows: float, longest: int | None) -> Bag:

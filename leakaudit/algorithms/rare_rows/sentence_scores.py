@@ -133,7 +133,7 @@ class SentenceScores:
             summed = torch.zeros_like(added).index_add_(0, own, inputs)
             more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1])
             gains, found, proved, agree = gains + more, exact > 0, exact > 0, exact
-        return Scored(tokens, float(gains.sum()), states[-1], found, proved, agree)
+        return Scored(tokens, float(gains.sum()), states[-1].clone(), found, proved, agree)
 
     def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         """Return (k,) evidence of the head's rows, and N if they agree, else 0."""
