@@ -19,7 +19,7 @@ from torch import Tensor
 RIDGE = 1e-5
 """Part of the mean eigenvalue that is added to every direction. Chosen on training texts: 1e-4 loses prefixes whose states differ little."""
 
-SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Variances of the gradients at a token's inputs, in units of their median, that are tried where the tables are tied. Our choice: these gradients
 differ by a factor of ten, and what a simulation explains of them leaves a hundredth."""
 
