@@ -11,7 +11,10 @@ from torch import nn
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, rows_of_tokens, tokens_of, touched_rows
 from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows import same_sentence
+from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.encoder import EncoderSearch
+from leakaudit.algorithms.rare_rows.grouping import Grouping
+from leakaudit.algorithms.rare_rows.insertion import with_frequent_words
 from leakaudit.algorithms.rare_rows.rows import Rows
 from leakaudit.algorithms.rare_rows.same_sentence import learn
 from leakaudit.attacks.rare_rows import RareRows
@@ -118,12 +121,33 @@ def test_rows_of_one_sentence_are_told_from_others_under_dropout() -> None:
 
 
 def test_a_sentence_under_dropout_comes_back_as_a_draft() -> None:
-    """Drafts hold the rare words in their order, and none is called proved."""
-    guess = _attack(_step(_narrow(dropout=0.1), training=True), seconds=20.0)
+    """Drafts hold every rare word once, and none is called proved."""
+    step = _step(_narrow(dropout=0.1), training=True)
+    guess = _attack(step, seconds=20.0)
     assert guess.sequences
     assert not any(sequence.proved for sequence in guess.sequences)
-    words = [token for sequence in guess.sequences for token in sequence.token_ids[1:-1]]
-    assert len(words) == guess.diagnostics["rare_words"]
+    drafted = [token for sequence in guess.sequences for token in sequence.token_ids]
+    rare = EncoderSearch(step.observe(), torch.Generator(), Budget(1.0)).rows.rare
+    assert [drafted.count(word) for word in rare] == [1] * len(rare)
+
+
+def test_frequent_words_are_added_to_drafts_and_change_no_rare_word() -> None:
+    """Without time the drafts stay as they are."""
+    seen = _step(_narrow(dropout=0.1), training=True).observe()
+    search = EncoderSearch(seen, torch.Generator().manual_seed(0), Budget(100.0))
+    alike = learn(search.simulator, search.rows, search.longest, True, search.rng, Budget(2.0))
+    assert alike is not None
+    grouping = Grouping(Agreement(search.simulator, search.rows), search.longest - 1, alike)
+    groups = grouping.groups(Budget(10.0))
+    plain = with_frequent_words(groups, grouping, Budget(1e-9))
+    richer = with_frequent_words(groups, grouping, Budget(10.0))
+    assert {group: set(draft.words.values()) for group, draft in plain.items()} == {
+        group: set(group) for group in groups
+    }
+    added = [set(richer[group].words.items()) - set(plain[group].words.items()) for group in groups]
+    assert any(added)
+    assert {word for words in added for _, word in words} <= set(search.rows.frequent)
+    assert all(plain[group].words.items() <= richer[group].words.items() for group in groups)
 
 
 def test_an_attack_without_time_proves_nothing() -> None:

@@ -48,12 +48,16 @@ def _sentences(count: int = 24) -> Sentences:
     return tuple(tuple((torch.multinomial(often, n, True, generator=rng) + 1).tolist()) for n in lengths)
 
 
+def _size(model: nn.Module) -> int:
+    return len(model.get_input_embeddings().weight)  # type: ignore[operator]
+
+
 def _observe(model: nn.Module, sentences: Sentences, frozen: tuple[str, ...] = (), **facts: Any) -> Observation:
     """Return what a client sends for sentences, the mean loss's gradient."""
     names = [name for name, _ in model.named_parameters() if name not in frozen]
     public = PublicFacts(
         task="causal-lm", training_mode=False, shared=tuple(names), frozen=frozen,
-        vocabulary=Vocabulary(size=model.config.vocab_size, special={"pad": 0}, max_length=32),
+        vocabulary=Vocabulary(size=_size(model), special={"pad": 0}, max_length=32),
     )  # fmt: skip
     seen = Observation({}, model, public.model_copy(update=facts))
     ids, mask = padded_batch(seen, sentences)
@@ -90,7 +94,7 @@ def test_untied_tables_give_back_most_sentences_of_two_and_a_half_hidden_sizes()
 
 
 def test_tied_tables_give_them_back_if_the_number_of_targets_is_right() -> None:
-    """Random weights hide that number, and the probabilities of a small vocabulary hide the rows."""
+    """Random weights hide that number, and a small vocabulary hides the rows."""
     sentences = _sentences()
     pursuit = Pursuit(_observe(_gpt2(True, LARGE), sentences), generator(0), Budget(300.0))
     pursuit.rest.targets = float(sum(map(len, sentences)) - len(sentences))

@@ -1,8 +1,8 @@
-"""Table of `span` on the adapters of two small decoders, by batch size.
+"""Table of `span` on the adapters of small models, by batch size.
 
 Run: `python -m tests.benchmarks.lora_sentences --train TEXTS.jsonl --data FILE.jsonl [...]`.
 
-The decoders are those of `tests.benchmarks.decoders`. Adapters stand where peft puts them, and a client sends the update of one step after
+The decoders are those of `tests.benchmarks.decoders`; `--encoder FOLDER` measures a text classifier instead. Adapters stand where peft puts them, and a client sends the update of one step after
 some rounds of training. `--freeze-head` leaves out a head of its own, which the simulation trains beside the adapters. Nothing is granted.
 Not collected by pytest.
 """
@@ -38,7 +38,7 @@ def measure(
         simulation = Simulation(
             model=model,
             data=data,
-            task="causal-lm",
+            task="classification" if options.encoder else "causal-lm",
             batch_size=size,
             steps=max(1, round(options.sentences / size / len(options.seeds))),
             seed=seed,
@@ -54,7 +54,9 @@ def measure(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train", type=Path, required=True, help="JSONL with the field text, to train the decoders on")
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--train", type=Path, help="JSONL with the field text, to train the decoders on")
+    models.add_argument("--encoder", type=Path, help="folder of an encoder that becomes a classifier")
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "leakaudit-decoders")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
@@ -72,13 +74,14 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Print the table."""
     options = _arguments()
-    texts = read_texts(options.train)
+    texts = [] if options.encoder else read_texts(options.train)
+    shapes = ["encoder"] if options.encoder else options.shapes
     print(f"rank {options.rank}, {options.warmup} rounds before, seeds {options.seeds}, nothing granted")
     print("| data | shape | B | n | tokens / D | exact | token recall | R-L | s a batch |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for data in options.data:
-        for shape in options.shapes:
-            model = build(shape, options.folder, texts)
+        for shape in shapes:
+            model = options.encoder or build(shape, options.folder, texts)
             for size in options.sizes:
                 attempts, tokens = measure(options, shape, model, data, size)
                 (found,) = summarise(attempts)

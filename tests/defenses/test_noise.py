@@ -44,9 +44,10 @@ def _guess(attack: Any, seen: Observation) -> Reconstruction | None:
     if not attack.applies(seen):
         return None
     try:
-        return attack(seen, torch.Generator().manual_seed(0), ticking(15))
+        guess: Reconstruction | None = attack(seen, torch.Generator().manual_seed(0), ticking(15))
     except AnatomyError:
         return None
+    return guess
 
 
 def _events(guess: Reconstruction | None, step: ClientStep) -> set[str]:

@@ -2,8 +2,8 @@
 
 Encoders (`encoder`): a word that occurs once leaves in its row of the word embedding's update the gradient at its place and nothing else.
 `rows` finds these words and their places, and `dropped_inputs` their dropout. `sentences` simulates drafts of one sentence alone, and
-`agreement` compares them with the rows. `grouping` finds the rare words of one sentence, `filling` and `exchange` the words between
-them.
+`agreement` compares them with the rows. `same_sentence` and `grouping` find the rare words of one sentence, `filling` and `exchange` the
+words between them; under dropout `insertion` adds frequent words.
 
 Language models (`decoder_reader`): the head's row of a token holds the final states of the prefixes that the token follows.
 `next_token_rows` tests prefixes against them, `sentence_beam` grows sentences, `sentence_scores` judges them by what they would add to the
@@ -22,8 +22,10 @@ __all__ = [
     "exchange",
     "filling",
     "grouping",
+    "insertion",
     "next_token_rows",
     "rows",
+    "same_sentence",
     "sentence_beam",
     "sentence_rows",
     "sentence_scores",

@@ -126,7 +126,13 @@ class Pursuit:
 
 
 def _compatible(scores: SentenceScores, ranked: Iterable[Scored], before: Sequence[Scored] = ()) -> list[Scored]:
-    """Return the first sentences whose states the rows can hold together, and beside those before them."""
+    """Return the first sentences whose states the rows can hold together.
+
+    Args:
+        scores: the rows.
+        ranked: sentences, the best first.
+        before: sentences that take states already.
+    """
     used: Counter[int] = Counter(token for one in before for token in one.tokens[1:])
     kept: list[Scored] = []
     for one in ranked:

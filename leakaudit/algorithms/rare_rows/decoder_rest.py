@@ -83,7 +83,10 @@ class Rest:
         self.targets = self._voted_targets()
 
     def starts(self) -> list[tuple[int, ...]]:
-        """Return the beginnings that sentences may have: what stands before every text, and one token."""
+        """Return the beginnings that sentences may have.
+
+        A beginning is what stands before every text, and one token.
+        """
         before = self.seen.facts.vocabulary.starts_with
         return [(*before, token) for token in self._first_tokens().tolist()]
 
@@ -127,7 +130,10 @@ class Rest:
         )
 
     def inputs(self) -> Tensor | None:
-        """Return (V, D) what is left of the word embedding's own rows, times -N; None if there are none."""
+        """Return (V, D) what is left of the word embedding's own rows, times -N.
+
+        None if it has no rows of its own, or does not share them.
+        """
         if self._words is None:
             return None
         left = -self.targets * self._words
@@ -137,7 +143,10 @@ class Rest:
         return left.masked_fill(gone[:, None], 0.0)
 
     def input_map(self) -> Tensor:
-        """Return (D, D) the map to coordinates in which gradients at inputs are alike in all directions."""
+        """Return (D, D) the map that makes gradients at inputs alike everywhere.
+
+        Their second moment is the unit matrix in these coordinates, up to a ridge.
+        """
         slopes = _usual_slopes(self._sample, self.taken).double()
         values, vectors = torch.linalg.eigh(slopes.T @ slopes / len(slopes))
         alike: Tensor = (vectors / (values.clamp_min(0.0) + INPUT_RIDGE * values.mean()).sqrt()).float()
@@ -187,7 +196,10 @@ class Rest:
         return self.states.paths
 
     def _learn(self) -> None:
-        """Learn from drawn and taken sentences what states, gradients at inputs and the background look like."""
+        """Learn what states, gradients at inputs and the background look like.
+
+        Drawn sentences tell it, and taken ones the more, the more of them there are.
+        """
         drawn, taken = self._sample, self.taken
         part = taken.targets / (taken.targets + drawn.states.shape[1])
         background = (1 - part) * drawn.background / drawn.targets
@@ -241,7 +253,10 @@ class Rest:
 
 
 def _usual_slopes(*known: SentenceRows) -> Tensor:
-    """Return (n, D) gradients at inputs, all with the median length, because a few are many times as long."""
+    """Return (n, D) gradients at inputs, all with the median length.
+
+    A few are many times as long as the others.
+    """
     slopes = torch.cat([rows[:-1] for one in known for rows in one.inputs])
     lengths = slopes.norm(dim=1, keepdim=True).clamp_min(1e-30)
     usual: Tensor = slopes / lengths * lengths.median()
@@ -249,7 +264,10 @@ def _usual_slopes(*known: SentenceRows) -> Tensor:
 
 
 def _mass(states: Tensor, slopes: Tensor) -> Tensor:
-    """Return (D,) the direction whose product with states is nearest to 1, and with gradients at inputs to 0."""
+    """Return (D,) the direction that counts states.
+
+    Its product with states is nearest to 1, and with gradients at inputs to 0.
+    """
     moment = (states.T @ states / len(states)).double()
     if len(slopes):
         moment = moment + (slopes.T @ slopes / len(slopes)).double()

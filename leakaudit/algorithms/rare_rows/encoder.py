@@ -24,6 +24,7 @@ from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
 from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
+from leakaudit.algorithms.rare_rows.insertion import with_frequent_words
 from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
 from leakaudit.algorithms.rare_rows.same_sentence import SameSentence, learn
 from leakaudit.algorithms.rare_rows.sentences import Draft, SentenceSimulator
@@ -112,9 +113,11 @@ class EncoderSearch:
             self._prove(alike)
 
     def _draft(self, alike: SameSentence) -> None:
-        """Keep each group as a draft: with dropout, words for its holes are more often wrong than right."""
+        """Keep each group as a draft, with the frequent words that probably belong to it."""
         grouping = self._grouping(alike)
-        self.drafts = _plain(grouping, grouping.groups(self.budget))
+        groups = grouping.groups(self.budget.part(0.5))
+        for group, draft in with_frequent_words(groups, grouping, self.budget).items():
+            self.drafts[group] = Exchanged(draft, agreement=grouping.known[group])
 
     def _prove(self, alike: SameSentence) -> None:
         while self.rows.places and not self.budget.exhausted():

@@ -106,7 +106,12 @@ class NextTokenRows:
         return torch.stack(terms).logsumexp(dim=0)
 
     def _variances(self, which: Tensor, counts: Tensor) -> list[Tensor]:
-        """Return (m, D) variances of rows with a number of unknown states, one for each size of the gradients."""
+        """Return (m, D) variances of rows, one for each size of the gradients.
+
+        Args:
+            which: (m,) numbers of the rows.
+            counts: (m,) unknown states that they hold.
+        """
         known = (counts + self.noise[which])[:, None].expand(-1, self.rows.shape[1])
         if not self.slopes.any():
             return [known]

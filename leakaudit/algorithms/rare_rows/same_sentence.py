@@ -11,7 +11,7 @@ Letters: U rare words, R rows of invented sentences, N sentences, T places, D hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,14 +27,11 @@ LEAST, OF_WORD = 2_000, 30
 """Sentences that are invented: so many at least, and so many for each rare word.
 Chosen on training texts: 8,000 for 260 rare words are as good as 20,000; see docs/decisions/rare_rows.md."""
 
-PART = 500
-"""Sentences that are invented at a time. Our choice: a few seconds on two processor cores, after which the budget is looked at."""
-
 RARE_SHARE = 0.5
-"""Chance that a place of an invented sentence holds a rare word. Our choice: about half of a batch's places do."""
+"""Share of the invented sentences that have a rare word at a place with many of them. Our choice: about half of a batch's places do."""
 
-LATEST_END = 4
-"""Most words of an invented sentence after the rare word that its length is drawn from. Our choice: few sentences have more."""
+LATEST_END = 3
+"""Most words of an invented sentence after the last place that is dealt rare words. Our choice: few sentences have more."""
 
 DIRECTIONS, EPOCHS, TOGETHER, RATE, DECAY = 96, 8, 64, 2e-3, 1e-2
 """Of the learning: M, passes over the invented sentences, sentences of a step, rate and decay of AdamW. Chosen on training texts."""
@@ -54,7 +51,12 @@ class SameSentence:
 
     def log_odds(self, rows: Tensor) -> Tensor:
         """Return (U, U) float32 for rows (U, D) of any length."""
-        return self.scale * _alike(rows.float(), self.directions) + self.offset
+        turned = self.turned(rows)
+        return self.scale * (turned @ turned.T) + self.offset
+
+    def turned(self, rows: Tensor) -> Tensor:
+        """Return (U, M) float32 of unit length: rows (U, D) in the learned directions."""
+        return _turned(rows.float(), self.directions)
 
 
 def learn(
@@ -73,7 +75,7 @@ def learn(
     vectors, sentences, begun, enough = [], [], 0, max(LEAST, OF_WORD * len(rows.rare))
     with _dropout(simulator, drawn, int(torch.randint(2**31, (), generator=rng))):
         while begun < enough and not budget.exhausted():
-            drafts = [_invented(simulator, rows, longest, rng) for _ in range(PART)]
+            drafts = _invented(simulator, rows, longest, rng)
             for chunk, laid in simulator.chunks(drafts):
                 found, which = _rows_of(simulator, laid, rng)
                 vectors.append(found)
@@ -82,23 +84,34 @@ def learn(
     return _learned(torch.cat(vectors), torch.cat(sentences), rng) if vectors else None
 
 
-def _invented(simulator: SentenceSimulator, rows: Rows, longest: int, rng: torch.Generator) -> Draft:
-    """Return a sentence of words of the batch, drawn at random."""
+def _invented(simulator: SentenceSimulator, rows: Rows, longest: int, rng: torch.Generator) -> list[Draft]:
+    """Return sentences of the batch's words at random, with each rare word once."""
+    at: dict[int, list[int]] = {}
+    for word, place in rows.places.items():
+        at.setdefault(place, []).append(word)
+    begin, last = len(simulator.before), max(longest - len(simulator.after), max(at) + 1)
+    long_enough = 0
+    found: list[dict[int, int]] = []
+    for place in range(max(at), begin - 1, -1):  # from the end, so that longer sentences have all places before
+        words = at.get(place, [])
+        long_enough = max(long_enough, math.ceil(len(words) / RARE_SHARE))
+        while len(found) < long_enough:
+            stop = min(place + 1 + int(torch.randint(LATEST_END + 1, (), generator=rng)), last)
+            found.append(dict.fromkeys(range(begin, stop), -1))
+        for word, turn in zip(words, torch.randperm(long_enough, generator=rng).tolist(), strict=False):
+            found[turn][place] = word
+    return [_with_frequent(one, rows.frequent, rng) for one in found]
 
-    def one_of(words: Sequence[int]) -> int:
-        return words[int(torch.randint(len(words), (), generator=rng))]
 
-    begin, end = len(simulator.before), longest - len(simulator.after)
-    last = rows.places[one_of(rows.rare)]
-    stop = min(last + 1 + int(torch.randint(LATEST_END + 1, (), generator=rng)), max(end, last + 1))
-    found = {}
-    for place in range(begin, stop):
-        rare = [word for word in rows.rare if rows.places[word] == place]
-        if rare and (not rows.frequent or float(torch.rand((), generator=rng)) < RARE_SHARE):
-            found[place] = one_of(rare)
-        elif rows.frequent:
-            found[place] = one_of(rows.frequent)
-    return Draft(found, begin, stop)
+def _with_frequent(dealt: Mapping[int, int], frequent: Sequence[int], rng: torch.Generator) -> Draft:
+    """Return a draft with frequent words where no rare word was dealt."""
+    drawn = torch.randint(max(len(frequent), 1), (len(dealt),), generator=rng).tolist()
+    words = {
+        place: word if word >= 0 else frequent[turn]
+        for (place, word), turn in zip(dealt.items(), drawn, strict=True)
+        if word >= 0 or frequent
+    }
+    return Draft(words, min(dealt), max(dealt) + 1)
 
 
 def _rows_of(simulator: SentenceSimulator, laid: Laid, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -125,7 +138,8 @@ def _learned(vectors: Tensor, sentences: Tensor, rng: torch.Generator) -> SameSe
         for block in blocks:
             which = sentences[block].to(device)
             pairs = ~torch.eye(len(block), dtype=torch.bool, device=device)
-            logits = odds[0].exp() * _alike(vectors[block.to(device)], directions) + odds[1]
+            turned = _turned(vectors[block.to(device)], directions)
+            logits = odds[0].exp() * (turned @ turned.T) + odds[1]
             same = (which[:, None] == which).float()
             loss = binary_cross_entropy_with_logits(logits[pairs], same[pairs])
             ascent.zero_grad()
@@ -136,10 +150,9 @@ def _learned(vectors: Tensor, sentences: Tensor, rng: torch.Generator) -> SameSe
     return SameSentence(directions.detach(), math.exp(scale), offset)
 
 
-def _alike(rows: Tensor, directions: Tensor) -> Tensor:
-    """Return (U, U): cosines of rows (U, D) in the learned directions (M, D)."""
-    turned = normalize(normalize(rows, dim=1) @ directions.T, dim=1)
-    return turned @ turned.T
+def _turned(rows: Tensor, directions: Tensor) -> Tensor:
+    """Return (U, M) of unit length: rows (U, D) in directions (M, D)."""
+    return normalize(normalize(rows, dim=1) @ directions.T, dim=1)
 
 
 def _blocks(sentences: Tensor, rng: torch.Generator) -> Iterator[Tensor]:

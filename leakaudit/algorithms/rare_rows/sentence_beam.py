@@ -77,7 +77,9 @@ def grow_sentences(
     budget: Budget,
     width: int = WIDTH,
 ) -> list[Scored]:
-    """Return all beginnings that were simulated: those found whole first, then by evidence.
+    """Return all beginnings that were simulated, those found whole first.
+
+    The others follow by their evidence.
 
     Args:
         scores: the rows.
@@ -131,7 +133,14 @@ def _proposed(
 
 
 def _best(items: Iterator[tuple[float, tuple[int, ...], T]], most: int, alike: int, begin: int) -> list[T]:
-    """Return the best items, not more than `alike` whose first `begin` tokens are the same."""
+    """Return the best items, at most `alike` of them with the same beginning.
+
+    Args:
+        items: value, tokens and item.
+        most: items to return.
+        alike: most items whose first tokens are the same.
+        begin: number of these first tokens.
+    """
     counts: Counter[tuple[int, ...]] = Counter()
     kept: list[T] = []
     for _, tokens, item in sorted(items, key=lambda each: -each[0]):
@@ -150,7 +159,12 @@ def _older(mother: _Beginning, one: Scored) -> _Beginning:
 
 
 def _goes_on(one: _Beginning, tokens: int) -> bool:
-    """Return whether a beginning with so many tokens behind its start is worth continuing."""
+    """Return whether a beginning is worth continuing.
+
+    Args:
+        one: the beginning.
+        tokens: its tokens behind what stands before every text.
+    """
     if one.scored.found or one.scored.evidence < LEAST:
         return False
     if tokens <= 3:

@@ -85,7 +85,7 @@ class SentenceScores:
         self._number = {token: number for number, token in enumerate(self.rows.tokens.tolist())}
 
     def fits(self, used: dict[int, int], tokens: Sequence[int]) -> bool:
-        """Return whether the rows hold enough states for a sentence beside those that are used up.
+        """Return whether the rows hold enough states for a sentence.
 
         Args:
             used: token -> states that other sentences take.
@@ -97,7 +97,7 @@ class SentenceScores:
         return all(used.get(token, 0) + count <= self.count(token) for token, count in wanted.items())
 
     def count(self, token: int) -> float:
-        """Return how many states the row of a token holds; infinity if it has none that is told."""
+        """Return how many states a token's row holds; infinity if it has no row."""
         number = self._number.get(token)
         return float("inf") if number is None else float(self.rows.counts[number])
 
@@ -133,10 +133,10 @@ class SentenceScores:
             summed = torch.zeros_like(added).index_add_(0, own, inputs)
             more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1])
             gains, found, proved, agree = gains + more, exact > 0, exact > 0, exact
-        return Scored(tokens, float(gains.sum()), states[-1], found, proved, agree)
+        return Scored(tokens, float(gains.sum()), states[-1].clone(), found, proved, agree)
 
     def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """Return (k,) evidence of the head's rows, and N if those of one state agree, else 0."""
+        """Return (k,) evidence of the head's rows, and N if they agree, else 0."""
         gains = torch.zeros_like(targets)
         gains[(numbers < 0) & (targets > 0)] = -MISSING
         told = (numbers >= 0) & ((targets > 0) | torch.tensor(self.rest.tables.tied, device=targets.device))
@@ -153,7 +153,7 @@ class SentenceScores:
         return gains, self.rest.targets / float(along[parts.argmin()])
 
     def _input_gains(self, words: Tensor, summed: Tensor, before_end: Tensor) -> tuple[Tensor, float]:
-        """Return (k,) evidence of the input rows, and N if one agrees to rounding, else 0."""
+        """Return (k,) evidence of the input rows, and N if one agrees, else 0."""
         assert self._inputs is not None
         rows, empty = self._white_inputs[words], ~self._inputs[words].any(dim=1)
         square = rows.square().sum(dim=1).clamp_min(1e-12)
@@ -170,9 +170,9 @@ class SentenceScores:
 
 
 def _unexplained(rows: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (m,) which part of the squares of rows is not along what a sentence adds, and (m,) how many times as long they are.
+    """Return (m,) parts of the rows' squares that are not along other rows.
 
-    The length does not matter for the first, so that an error in the number of targets does not.
+    The second result, (m,), says how many times as long the rows are. The length does not matter for the first, so that an error in the number of targets does not.
     """
     rows, made = rows.double(), made.double()
     along = (rows * made).sum(dim=1) / made.square().sum(dim=1).clamp_min(1e-30)

@@ -12,7 +12,8 @@ The layer computes W x + s B A x, with W frozen. So the updates are dA = s sum_i
   dimensions. If there are fewer tokens than R, images are tested: |Q A x| / |A x| with Q the complement of that span,
   over all adapters at once. Otherwise the images fill the R dimensions, and there is no test.
 
-In an encoder, one sentence comes back whole, and several give words without order.
+In an encoder, one sentence comes back whole. Several are looked for by simulation (`adapter_encoder`); if none is found, words without order
+are left.
 
 The second case is in DAGER (Petrov et al. 2024, Sec. 5); the others are own derivations.
 """
@@ -25,7 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.resimulation import prove
+from leakaudit.algorithms.resimulation import Proof, prove
+from leakaudit.algorithms.span.adapter_encoder import encoder_sentences
 from leakaudit.algorithms.span.adapter_sentences import AdapterSentences, proved
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join, quadratic_form
 from leakaudit.algorithms.span.matching_pursuit import Words, find_words
@@ -58,6 +60,10 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
             "nothing. That is no protection: later updates, in which A has moved, and gradient matching say more"
         )
     return ""
+
+
+LIKELY, UNLIKELY = 0.95, 0.3
+"""Confidence in a sentence whose weights agree while the rest of the batch is not known, and in one whose weights do not. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +106,43 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
-    """Return one sentence if the pairs in the span form one, else their words.
+    """Return one sentence if the pairs in the span form one, else what `_several` finds.
 
-    Several sequences cannot be separated: this needs the updates of query and key, and adapters' updates hold only a
+    `read_pairs` cannot separate several sequences: it needs the updates of query and key, and adapters' updates hold only a
     low-rank image of them.
     """
     found = read_pairs(problem, pairs, rank)
     if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
         return found
     named = sorted(set(pairs.tokens[pairs.distance < FARTHEST_INSIDE].tolist()))
+    return _several(problem, torch.tensor(named, device=problem.stage.device), {"words": float(len(named))})
+
+
+def _several(problem: SpanProblem, words: Tensor, diagnostics: dict[str, float]) -> Reconstruction:
+    """Return an encoder's sentences, or the words in no order if none is found.
+
+    Args:
+        problem: of a batch of several sentences.
+        words: (M,) its words.
+        diagnostics: to add to.
+    """
+    named = tuple(words.tolist())
+    reach = bag_of_words_reach(named)
+    positions = min(SCANNED[0], problem.stage.max_length)
+    search = encoder_sentences(problem, words, positions) if len(words) else None
+    if search is None or not search.found:
+        return Reconstruction(tokens=named, diagnostics=diagnostics, reach=reach)
+    right = [GuessedSequence(sentence, confidence=LIKELY) for sentence in search.found]
+    drafts = [GuessedSequence(sentence, confidence=UNLIKELY) for sentence in search.drafts]
+    proof = prove(problem.seen, right, problem.budget) if search.complete else Proof(tuple(right + drafts))
+    all_proved = all(sequence.proved for sequence in proof.sequences)
     return Reconstruction(
-        tokens=tuple(named), diagnostics={"words": float(len(named))}, reach=bag_of_words_reach(named)
+        sequences=proof.sequences,
+        tokens=None if all_proved else named,
+        label_counts=proof.label_counts,
+        stop="budget" if problem.budget.exhausted() else "done",
+        diagnostics=diagnostics | {"sentences_that_agree": float(len(right))} | proof.diagnostics,
+        reach=reach,
     )
 
 
@@ -152,19 +184,13 @@ def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
     diagnostics = {"words": float(len(words.tokens)), "rows": float(len(rows))}
     order = None if problem.stage.position_free else words.order()
     if order is None:
-        return _several(words, diagnostics)
+        return _several(problem, words.tokens, diagnostics)
     proved = prove(problem.seen, [GuessedSequence(tuple(order), confidence=1.0)], problem.budget)
     reach = bag_of_words_reach(words.tokens.tolist())
     diagnostics |= proved.diagnostics
     return Reconstruction(
         sequences=proved.sequences, label_counts=proved.label_counts, diagnostics=diagnostics, reach=reach
     )
-
-
-def _several(words: Words, diagnostics: dict[str, float]) -> Reconstruction:
-    """Return the words in no order: the rows do not say which of them form a sentence."""
-    named = words.tokens.tolist()
-    return Reconstruction(tokens=tuple(named), diagnostics=diagnostics, reach=bag_of_words_reach(named))
 
 
 # ---------------------------------------------------------------------- images at the start

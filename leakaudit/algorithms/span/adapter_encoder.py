@@ -1,0 +1,416 @@
+"""The sentences of an encoder's batch from its adapters, if the words are known.
+
+The weight of a word in the rows of the first layer's adapters is the gradient at A's outputs at its place (`adapter_places`), and this
+gradient depends on the whole sentence. So sentences are found as `rare_rows` finds them from the rows of the word embedding: words with a known
+place are grouped, the words between them are filled in and exchanged, and a sentence whose weights agree to rounding is right, whatever else
+is in the batch. It is taken out of all weights, which settles more places, and the search goes on. The last sentence is read off as
+that of a batch of one. (Own derivation.)
+
+Letters: N drafts, T places, F rows of all adapters, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.algorithms.rare_rows.agreement import Agreement, agreement
+from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
+from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, Filling
+from leakaudit.algorithms.rare_rows.rows import Rows
+from leakaudit.algorithms.rare_rows.sentences import Draft, Laid, SentenceSimulator
+from leakaudit.algorithms.span.adapter_places import WordSums, once
+from leakaudit.algorithms.span.matching_pursuit import word_weights
+from leakaudit.algorithms.span.problem import SpanProblem
+from leakaudit.models.structure import Adapter
+from leakaudit.plugins.budget import Budget
+
+RIGHT = 1e-3
+"""Largest relative error of a right sentence's weight at a word that occurs once. Our choice: float32 leaves 1e-5."""
+
+AGREEING = 1 / 3
+"""Least share of a sentence's words whose weights must agree. Our choice: the others also occur elsewhere in the batch."""
+
+ENDS = 6
+"""Lengths that are tried behind the last known word. Our choice: as `rare_rows` does, and one more."""
+
+FIRST_STEPS, STEPS = 10, 30
+"""Steps of the filling for all lengths, and for the best two. As in `rare_rows`."""
+
+CHOICES = 4
+"""Words of each hole that are tried later. As in `rare_rows`."""
+
+BEAM = 16
+"""Divisions of the words among sentences that are kept. Our choice: four sentences then cost some hundred simulations a place."""
+
+SHARE = 0.9
+"""Share of the time for the search; the rest is for the proof. Our choice."""
+
+DIVISIONS = 4
+"""Divisions whose groups are completed, the best first. Our choice: the best one may have two words exchanged."""
+
+Tokens = tuple[int, ...]
+Group = frozenset[int]
+
+
+def adapters_read(problem: SpanProblem) -> list[Adapter]:
+    """Return the adapters of the first layer whose A has an update."""
+    update = problem.seen.update
+    return [a for a in problem.anatomy.adapters if a.down.weight in update and bool(update[a.down.weight].any())]
+
+
+def raw_rows(problem: SpanProblem) -> Tensor:
+    """Return (F, D) float64: the updates of these adapters' A, unscaled."""
+    return torch.cat([a.down.by_output(problem.seen.update[a.down.weight]).double() for a in adapters_read(problem)])
+
+
+class AdapterSimulator(SentenceSimulator):
+    """Gradients at the outputs of the first layer's A, for sentences simulated alone."""
+
+    def __init__(self, problem: SpanProblem, scale: Tensor) -> None:
+        """Keep the model and its adapters.
+
+        Args:
+            problem: of a text classifier.
+            scale: (F,) size of each row.
+        """
+        super().__init__(problem.seen, problem.stage)
+        self._maps = [problem.seen.model.get_submodule(a.down.module) for a in adapters_read(problem)]
+        self._scale = scale.float()
+        assert problem.stage.norm is not None
+        self._eps = problem.stage.norm.eps
+
+    def gradients(self, inputs: Tensor, laid: Laid, *, differentiable: bool = False) -> Tensor:
+        """Return the weights of all tokens, up to a factor for each sentence.
+
+        Args:
+            inputs: (N, T, D) inputs of the normalisation.
+            laid: the drafts.
+            differentiable: keep the graph, so that the result can be differentiated again.
+
+        Returns:
+            (K, N, T, F), with K as in `SentenceSimulator`: the gradient at A's outputs, over the deviation of the normalisation's input.
+        """
+        made: list[Tensor] = []
+
+        def keep(_module: nn.Module, _given: tuple[Tensor, ...], output: Tensor) -> None:
+            made.append(output)
+
+        handles = [module.register_forward_hook(keep) for module in self._maps]
+        try:
+            with torch.enable_grad():
+                given = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+                spread = (given.var(dim=2, unbiased=False, keepdim=True) + self._eps).sqrt()
+                parts = self._losses(self._logits(given, laid))
+                found = [
+                    torch.cat(torch.autograd.grad(part, made, create_graph=differentiable, retain_graph=True), dim=2)
+                    for part in parts
+                ]
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.stack(found) / self._scale / spread
+
+
+class WordAgreement(Agreement):
+    """Agreement of drafts with the weights of all their words.
+
+    A word without a known place counts wherever it stands. If it occurs several times, its weight agrees with none of its places, or
+    nearly with the strongest.
+    """
+
+    def __init__(self, simulator: SentenceSimulator, rows: Rows) -> None:
+        """Keep the weights of all words as one table."""
+        super().__init__(simulator, rows)
+        words = sorted(rows.sums)
+        self._index = {word: turn for turn, word in enumerate(words)}
+        vectors = torch.stack([rows.sums[word] / rows.sums[word].norm() for word in words])
+        self._table = vectors.float().to(simulator.device)
+
+    def row_numbers(self, laid: Laid) -> Tensor:
+        """Return (N, T): the row's number in the table, -1 where there is none."""
+        pairs = zip(laid.tokens.flatten().tolist(), laid.places.flatten().tolist(), strict=True)
+        numbers = [self._index.get(w, -1) if self.rows.places.get(w, place) == place else -1 for w, place in pairs]
+        return torch.tensor(numbers, device=self._table.device).view_as(laid.tokens)
+
+    def at_holes(self, gradients: Tensor, words: Tensor) -> Tensor:
+        """Return (K', H, C): the agreement of every word at every hole.
+
+        Args:
+            gradients: (K, H, F).
+            words: (C,) token ids.
+        """
+        rows = self._table[[self._index[word] for word in words.tolist()]]  # (C, F)
+        cosines = nn.functional.normalize(gradients, dim=2) @ rows.T
+        return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
+
+    def signed(self, gradients: Tensor, numbers: Tensor) -> Tensor:
+        """Return (K', N, T): the agreement of every row, for all directions and signs."""
+        cosines = self.cosines(gradients, numbers)
+        return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
+
+
+class WordFilling(Filling):
+    """The filling of `rare_rows`, in which the words at holes count, too.
+
+    A word counts as its weight agrees, times the share that it has of the hole.
+    """
+
+    def __init__(self, drafts: Sequence[Draft], words: WordAgreement, candidates: Candidates) -> None:
+        """Begin with equal shares; the arguments are those of `fill`."""
+        super().__init__(drafts, words, candidates)
+        self._words = words
+
+    def _ascend(self, ascent: torch.optim.Optimizer) -> Tensor:
+        with torch.enable_grad():
+            ascent.zero_grad()
+            shares = torch.softmax(self.logits, dim=1)
+            places = self.simulator.place_vectors[self.laid.places[self.rows, self.columns]]
+            inputs = self.simulator.inputs(self.laid)
+            inputs = inputs.index_put((self.rows, self.columns), shares @ self.vectors + places)
+            gradients = self.simulator.gradients(inputs, self.laid, differentiable=True)
+            known = self._words.signed(gradients, self.numbers)  # (K', N, T)
+            holes = self._words.at_holes(gradients[:, self.rows, self.columns], self.candidates.words)
+            every = torch.arange(len(known), device=known.device)[:, None]
+            each = known.index_put((every, self.rows[None], self.columns[None]), (holes * shares).sum(dim=2))
+            best = each.sum(dim=2).argmax(dim=0)
+            reached = each[best, torch.arange(len(best), device=best.device)]
+            (self.logits.grad,) = torch.autograd.grad(-reached.sum(), self.logits)
+        ascent.step()
+        return reached.detach().cpu()
+
+
+@dataclass(frozen=True)
+class PlacedCandidates(Candidates):
+    """Words that may stand at a hole; settled places hold their own words only."""
+
+    settled: frozenset[int] = frozenset()
+
+    def allowed(self, places: Tensor) -> Tensor:
+        """Return (H, C) bool for places (H,)."""
+        taken = torch.tensor([place in self.settled for place in places.tolist()], device=places.device)
+        return (self.places == places[:, None]) | ((self.places < 0) & ~taken[:, None])
+
+
+@dataclass
+class AdapterEncoder:
+    """The search for sentences."""
+
+    problem: SpanProblem
+    sums: WordSums
+    found: list[Tokens] = field(default_factory=list)
+    """Sentences whose weights agree to rounding."""
+    drafts: list[Tokens] = field(default_factory=list)
+    """The best guesses of the last pass that do not agree."""
+
+    def __post_init__(self) -> None:
+        """Prepare the simulation."""
+        self.simulator = AdapterSimulator(self.problem, self.sums.scale)
+        self._special = {*self.simulator.before, *self.simulator.after}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sentences that were found explain all weights."""
+        return not self.sums.tokens
+
+    def run(self) -> None:
+        """Find sentences until no more are found, or the budget is used up."""
+        while self.sums.tokens and not self.problem.budget.exhausted():
+            before = len(self.found)
+            if not self._last():
+                self._pass()
+            if len(self.found) == before:
+                return
+
+    def _last(self) -> bool:
+        """Find the sentence if there is only one left."""
+        words, used = self.sums.as_words()
+        order = words.order(used) if used else None
+        return order is not None and self._take_out(tuple(order))
+
+    def _pass(self) -> None:
+        """Group the words with known places and complete the best groups once."""
+        budget = self.problem.budget
+        settled = self.sums.settled()
+        sums = {word: row for word, row in self.sums.table.items() if word not in self._special}
+        places = {word: place for word, place in once(settled).items() if word in sums}
+        if not places:
+            return
+        agreement = WordAgreement(self.simulator, Rows(sums, places, {}))
+        longest = len(self.sums.places) - len(self.simulator.after)
+        grouping = _Groups(agreement, longest)
+        candidates = self._candidates(agreement, settled)
+        self.drafts = []
+        for group in _together(grouping, places, budget):
+            starts = [d for d in _lengths(grouping.draft(group), longest) if all(map(candidates.at, d.holes))]
+            if budget.exhausted():
+                return
+            if not starts:
+                continue
+            best = self._completed(starts, agreement, candidates)
+            sentence = (*self.simulator.before, *best.draft.in_order(), *self.simulator.after)
+            if self._take_out(sentence):
+                return
+            self.drafts.append(sentence)
+
+    def _completed(self, starts: Sequence[Draft], agreement: WordAgreement, candidates: Candidates) -> Exchanged:
+        """Return the best sentence of a draft, which is given with several lengths."""
+        begun = WordFilling(starts, agreement, candidates).run(FIRST_STEPS, CHOICES)
+        ranked = sorted(zip(starts, begun, strict=True), key=lambda pair: pair[1].agreement, reverse=True)
+        better = [_without_weak(*pair) for pair in ranked[:2]]
+        filled = WordFilling(better, agreement, candidates).run(STEPS, CHOICES)
+        tried = [Exchanged(one.draft, one.choices) for one in filled]
+        for one in tried:
+            exchange([one], agreement, candidates, self.problem.budget)
+            if one.exact:
+                return one
+        return max(tried, key=lambda one: one.agreement)
+
+    def _candidates(self, agreement: Agreement, settled: Mapping[int, Sequence[int]]) -> PlacedCandidates:
+        rows, device = agreement.rows, self.simulator.device
+        words = (*rows.frequent, *rows.rare)
+        places = torch.tensor([rows.places.get(word, -1) for word in words], dtype=torch.long, device=device)
+        return PlacedCandidates(torch.tensor(words, device=device), places, frozenset(settled))
+
+    # ------------------------------------------------------------------ right sentences
+    def _take_out(self, sentence: Tokens) -> bool:
+        """Take a sentence out of the weights if it agrees, and return whether it does."""
+        first, last = len(self.simulator.before), len(sentence) - len(self.simulator.after)
+        if sentence[:first] != self.simulator.before or sentence[last:] != self.simulator.after or last <= first:
+            return False
+        laid = self.simulator.lay([Draft(dict(enumerate(sentence[first:last], first)), first, last)])
+        simulated = self.simulator.gradients(self.simulator.inputs(laid), laid).detach().double()[:, 0]
+        for weights in simulated:
+            factor = self._factor(sentence, weights)
+            if factor is not None:
+                written = [(token, place, factor * weights[place]) for place, token in enumerate(sentence)]
+                self.sums = self.sums.without(written)
+                self.found.append(sentence)
+                return True
+        return False
+
+    def _factor(self, sentence: Tokens, weights: Tensor) -> float | None:
+        """Return the factor of a sentence's weights (T, F), or None if it is wrong."""
+        table, first = self.sums.table, len(self.simulator.before)
+        words = range(first, len(sentence) - len(self.simulator.after))
+        rows = torch.stack([table.get(sentence[place], torch.zeros_like(weights[0])) for place in words])
+        own = weights[first : first + len(rows)]
+        factors = (own * rows).sum(dim=1) / own.square().sum(dim=1).clamp_min(1e-300)
+        off = (rows - factors[:, None] * own).norm(dim=1)
+        agree = off <= RIGHT * rows.norm(dim=1) + self.sums.zero
+        agree &= rows.norm(dim=1) > self.sums.zero / RIGHT
+        return float(factors[agree].median()) if float(agree.double().mean()) >= AGREEING else None
+
+
+@dataclass
+class _Groups:
+    """Groups of words with known places; each is simulated once."""
+
+    agreement: Agreement
+    end: int
+    """Place of the closing token while a sentence's length is not known: the largest that is possible."""
+    known: dict[Group, float] = field(default_factory=dict)
+    """Agreement of every group that was simulated."""
+
+    def draft(self, group: Group) -> Draft:
+        """Return the draft that holds a group's words at their places."""
+        places = self.agreement.rows.places
+        return Draft({places[word]: word for word in group}, len(self.agreement.simulator.before), self.end)
+
+    def simulate(self, groups: Sequence[Group]) -> None:
+        """Compute the agreement of groups that are not known yet."""
+        new = [group for group in dict.fromkeys(groups) if group not in self.known]
+        if new:
+            scores = self.agreement.scores([self.draft(group) for group in new]).tolist()
+            self.known.update(zip(new, scores, strict=True))
+
+
+def _together(grouping: _Groups, places: Mapping[int, int], budget: Budget) -> list[Group]:
+    """Return the groups of the best divisions of the words among the sentences.
+
+    Two words of one place are in two sentences. So the words of one place after the other are given to the sentences in all ways, and those
+    divisions are kept whose groups agree best.
+
+    Args:
+        grouping: knows the agreement of groups.
+        places: token id -> place.
+        budget: places are left out when it is used up.
+    """
+    at: dict[int, list[int]] = {}
+    for word, place in places.items():
+        at.setdefault(place, []).append(word)
+    count = max(map(len, at.values()))
+    divisions: list[tuple[Group, ...]] = [(frozenset[int](),) * count]
+    for place in sorted(at, key=lambda place: (-len(at[place]), place)):
+        if budget.exhausted():
+            break
+        grown = {new for division in divisions for new in _divided(division, at[place])}
+        grouping.simulate([group for division in grown for group in division if group])
+        divisions = nlargest(BEAM, sorted(grown, key=_in_order), key=lambda new: _agreement(grouping, new))
+    groups = [group for division in divisions[:DIVISIONS] for group in _best_first(grouping, division)]
+    return list(dict.fromkeys(groups))
+
+
+def _best_first(grouping: _Groups, division: tuple[Group, ...]) -> list[Group]:
+    return sorted(filter(None, division), key=lambda group: grouping.known[group] / math.sqrt(len(group)), reverse=True)
+
+
+def _divided(division: tuple[Group, ...], words: Sequence[int]) -> Iterator[tuple[Group, ...]]:
+    """Yield the divisions in which every word went to another sentence."""
+    for chosen in permutations(range(len(division)), len(words)):
+        new = list(division)
+        for index, word in zip(chosen, words, strict=True):
+            new[index] = new[index] | {word}
+        yield tuple(sorted(new, key=sorted))
+
+
+def _in_order(division: tuple[Group, ...]) -> list[list[int]]:
+    return [sorted(group) for group in division]
+
+
+def _agreement(grouping: _Groups, division: tuple[Group, ...]) -> float:
+    return sum(grouping.known[group] for group in division if group)
+
+
+def _lengths(draft: Draft, longest: int) -> list[Draft]:
+    """Return a draft with each of the lengths to try."""
+    first = max(draft.words) + 1
+    last = min(first + ENDS, longest + 1)
+    return [Draft(draft.words, draft.begin, end) for end in range(first, max(last, first + 1))]
+
+
+def _without_weak(draft: Draft, filled: Filled) -> Draft:
+    return Draft({p: word for p, word in draft.words.items() if p not in filled.weak}, draft.begin, draft.end)
+
+
+def can_search(problem: SpanProblem) -> bool:
+    """Say whether the sentences of a batch can be simulated one by one."""
+    facts, stage = problem.seen.facts, problem.stage
+    masked = facts.training_mode and any(rate > 0 for rate in facts.dropout.values())
+    normalised = stage.additive and stage.norm is not None and stage.norm.centred and stage.norm_module is not None
+    whole = problem.seen.whole and facts.task == "classification" and not problem.anatomy.causal
+    return whole and normalised and not masked and bool(adapters_read(problem))
+
+
+def encoder_sentences(problem: SpanProblem, tokens: Tensor, positions: int) -> AdapterEncoder | None:
+    """Return the search after its end, or None if it cannot be made.
+
+    Args:
+        problem: of a batch of several sentences.
+        tokens: (M,) all words of the batch.
+        positions: number of places whose weights are told apart, twice as many as a text has.
+    """
+    if not can_search(problem):
+        return None
+    sums = WordSums.of(word_weights(problem.stage, tokens, raw_rows(problem), positions))
+    if sums is None:
+        return None
+    search = AdapterEncoder(replace(problem, budget=problem.budget.part(SHARE)), sums)
+    search.run()
+    return search
