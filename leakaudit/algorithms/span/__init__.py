@@ -20,8 +20,11 @@ The package may import `plugins`, `models`, `algorithms` and the public half of 
 """
 
 __all__ = [
+    "adapter_divisions",
+    "adapter_encoder",
     "adapter_gradients",
     "adapter_inputs",
+    "adapter_places",
     "adapter_rows",
     "adapter_search",
     "adapter_sentences",

@@ -106,7 +106,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
 
 
 def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Reconstruction | None:
-    """Return one sentence if the pairs form one, else what `_several` finds.
+    """Return the one sentence that the pairs form, or else what `_several` finds.
 
     `read_pairs` cannot separate several sequences: it needs the updates of query and key, and adapters' updates hold only a
     low-rank image of them.
