@@ -102,11 +102,12 @@ def grow_sentences(
         if not live or budget.exhausted():
             break
         first = length == begin + 1
-        wider = SHORT_WIDER if scores.rest.tables.tied and length <= begin + SHORT else 1
-        wanted = wider * SIMULATED * width // WIDTH * (FIRST_SIMULATED if length < begin + 3 else 1)
+        tied = scores.rest.tables.tied
+        wider = SHORT_WIDER if tied and length <= begin + SHORT else 1
+        wanted = wider * SIMULATED * width // WIDTH * (FIRST_SIMULATED if wider > 1 or length < begin + 3 else 1)
         alike = begin if first else begin + 1
-        most_alike = wider * (STARTS_SIMULATED if first else ALIKE_SIMULATED)
-        proposed = _best(_proposed(scores, live, first, wider), wanted, most_alike, alike)
+        most_alike = STARTS_SIMULATED if first else ALIKE_SIMULATED
+        proposed = _best(_proposed(scores, live, first, SHORT_WIDER if tied else 1), wanted, most_alike, alike)
         scored = scores.score([(*mother.scored.tokens, token) for mother, token in proposed])
         seen += scored
         for one in scored:
@@ -115,7 +116,7 @@ def grow_sentences(
         older = [_older(mother, one) for (mother, _), one in zip(proposed, scored, strict=True)]
         going = ((one.scored.evidence, one.scored.tokens, one) for one in older if _goes_on(one, length - begin))
         fitting = (item for item in going if scores.fits(used, item[1]))
-        live = _best(fitting, wider * width, wider * (STARTS_KEPT if first else ALIKE_KEPT), alike)
+        live = _best(fitting, wider * width, STARTS_KEPT if first else ALIKE_KEPT, alike)
     return sorted(seen, key=lambda one: (not one.found, -one.evidence))
 
 
