@@ -26,10 +26,6 @@ SIMULATED = 768
 FIRST_SIMULATED = 3
 """How many times as many of two and of three tokens are simulated. Our choice: they are short, and nothing is known of them yet."""
 
-SHORT, SHORT_WIDER = 4, 3
-"""Up to how many tokens behind the first, and how many times as many, beginnings are kept and simulated where tables are tied. Our choice: gradients
-at inputs hide the rows of many tokens until the next token is known, and short beginnings are cheap."""
-
 NEAR = 8
 """Next tokens of each beginning that its state proposes. Chosen on training texts: of true ones that occur once, 99 of 100 are among them."""
 
@@ -102,12 +98,10 @@ def grow_sentences(
         if not live or budget.exhausted():
             break
         first = length == begin + 1
-        tied = scores.rest.tables.tied
-        wider = SHORT_WIDER if tied and length <= begin + SHORT else 1
-        wanted = wider * SIMULATED * width // WIDTH * (FIRST_SIMULATED if wider > 1 or length < begin + 3 else 1)
+        wanted = SIMULATED * width // WIDTH * (FIRST_SIMULATED if length < begin + 3 else 1)
         alike = begin if first else begin + 1
         most_alike = STARTS_SIMULATED if first else ALIKE_SIMULATED
-        proposed = _best(_proposed(scores, live, first, SHORT_WIDER if tied else 1), wanted, most_alike, alike)
+        proposed = _best(_proposed(scores, live, first), wanted, most_alike, alike)
         scored = scores.score([(*mother.scored.tokens, token) for mother, token in proposed])
         seen += scored
         for one in scored:
@@ -116,18 +110,18 @@ def grow_sentences(
         older = [_older(mother, one) for (mother, _), one in zip(proposed, scored, strict=True)]
         going = ((one.scored.evidence, one.scored.tokens, one) for one in older if _goes_on(one, length - begin))
         fitting = (item for item in going if scores.fits(used, item[1]))
-        live = _best(fitting, wider * width, STARTS_KEPT if first else ALIKE_KEPT, alike)
+        live = _best(fitting, width, STARTS_KEPT if first else ALIKE_KEPT, alike)
     return sorted(seen, key=lambda one: (not one.found, -one.evidence))
 
 
 def _proposed(
-    scores: SentenceScores, live: Sequence[_Beginning], first: bool, wider: int
+    scores: SentenceScores, live: Sequence[_Beginning], first: bool
 ) -> Iterator[tuple[float, tuple[int, ...], tuple[_Beginning, int]]]:
     """Yield continued beginnings with how likely they are."""
     rows = scores.rows
     states = torch.stack([one.scored.state for one in live])
     odds = rows.evidence(states @ scores.rest.map) + rows.prior(states)  # (n, M)
-    chosen = odds.topk(min(odds.shape[1], wider * (SECOND if first else NEAR)), dim=1).indices.tolist()
+    chosen = odds.topk(min(odds.shape[1], SECOND if first else NEAR), dim=1).indices.tolist()
     ranked = rows.counts.argsort(descending=True)[:MOST_OFTEN]
     often = ranked[rows.counts[ranked] >= OFTEN].tolist()
     hit = odds.amax(dim=1).clamp(0.0, MOST_HIT)
