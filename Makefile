@@ -15,9 +15,9 @@ export HF_HUB_OFFLINE = 1
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
-# Two processes share the tests: each file stays in one of them. `pytest` alone runs them one after another.
+# Two processes share the tests. `pytest` alone runs them one after another.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
 # What needs heavy packages or minutes: Flower, NVFlare, TRL, sentence-transformers, exhaustive sweeps; axolotl in its own environment.
 integrations: $(VENV)/.integrations $(AXOLOTL)/.installed
