@@ -107,9 +107,7 @@ class Rest:
 
     def rows(self) -> NextTokenRows:
         """Return the head's rows that are left."""
-        remaining = max(0.0, self.left_targets())
-        background = remaining * self._background
-        left = background - self.targets * self._update - self.taken.head  # (V, D)
+        left, background = self._left()
         counts = self._counted(left)
         chosen = counts > PART
         if self.tables.tied:
@@ -157,10 +155,13 @@ class Rest:
 
         It is infinite for the rows of tokens without a taken sentence.
         """
-        remaining = max(0.0, self.left_targets())
         size = self.taken.head.norm(dim=1)
-        error = (remaining * self._background - self.targets * self._update - self.taken.head).norm(dim=1)
-        return torch.where(size > 0, error / size, torch.inf)
+        return torch.where(size > 0, self._left()[0].norm(dim=1) / size, torch.inf)
+
+    def _left(self) -> tuple[Tensor, Tensor]:
+        """Return (V, D) what is left of the head's rows, and (V, D) the background in it."""
+        background = max(0.0, self.left_targets()) * self._background
+        return background - self.targets * self._update - self.taken.head, background
 
     def _first_tokens(self) -> Tensor:
         if (inputs := self.inputs()) is not None:

@@ -75,11 +75,9 @@ class NextTokenRows:
         Args:
             states: (n, D) inputs of the head at the prefixes' ends, in `coordinates`.
         """
-        every = torch.arange(len(self.tokens), device=self.rows.device)
-        x, fewer = states - self.mean, self.counts - 1
-        own = self._likelihoods(x, every, fewer, (0.0,))
-        alike = self._likelihoods(x, every, fewer, ALIKE) + math.log(ALIKE_SHARE)
-        without = self.likelihood(every, self.rows[every], self.counts)
+        own = self._without(states, (0.0,))
+        alike = self._without(states, ALIKE) + math.log(ALIKE_SHARE)
+        without = self.likelihood(self._every(), self.rows, self.counts)
         return (own - torch.logaddexp(without.expand_as(alike), alike)).clamp_min(-MOST_AGAINST)
 
     def prior(self, states: Tensor) -> Tensor:
@@ -118,17 +116,20 @@ class NextTokenRows:
         slopes = self.slopes * self.counts[which][:, None]
         return [known + size * slopes for size in SIZES]
 
-    def _likelihoods(self, x: Tensor, which: Tensor, counts: Tensor, more: tuple[float, ...]) -> Tensor:
-        """Return (n, M) log-likelihoods of the rows without each state."""
-        off = self.rows - self.counts[:, None] * self.mean
+    def _every(self) -> Tensor:
+        return torch.arange(len(self.tokens), device=self.rows.device)
+
+    def _without(self, states: Tensor, more: tuple[float, ...]) -> Tensor:
+        """Return (n, M) log-likelihoods of the rows without each state.
+
+        Args:
+            states: (n, D) as for `evidence`.
+            more: variances by which the row's state may differ from it.
+        """
+        off, x = self.rows - self.counts[:, None] * self.mean, states - self.mean
         terms = []
         for extra in more:
-            for v in self._variances(which, counts + extra):
+            for v in self._variances(self._every(), self.counts - 1 + extra):
                 square = (off.square() / v).sum(dim=1) - 2 * x @ (off / v).T + x.square() @ (1 / v).T
                 terms.append(-0.5 * (square + v.log().sum(dim=1)))
         return torch.stack(terms).logsumexp(dim=0)
-
-    def index_of(self, token: int) -> int:
-        """Return the number of a token's row, or -1."""
-        place = int(torch.searchsorted(self.tokens, token))
-        return place if place < len(self.tokens) and int(self.tokens[place]) == token else -1

@@ -24,7 +24,7 @@ CHUNK = 128
 """Sentences of one forward and backward pass. Our choice: their predicted distributions take 0.1 GB for ten tokens and 20,000 words."""
 
 MISSING = 30.0
-"""Evidence in nats against a target that no row shows. Our choice: fewer than one true target in a hundred has no row."""
+"""Evidence in nats against a target that no row shows. Our choice: nearly all true targets have a row."""
 
 NOT_AN_INPUT = 60.0
 """Evidence in nats against an input whose row is empty. Our choice: such a token was in no sentence that is left."""
@@ -39,12 +39,12 @@ NEARLY_ALL = 1e-5
 """Part of an input row's square below which it counts as explained. Our choice: it bounds the evidence."""
 
 ROUNDING = 1e-9
-"""Part of an input row's square below which a simulated sentence is the right one. Measured on training texts: true sentences leave 1e-12, others
-1e-7 at least."""
+"""Part of an input row's square below which a simulated sentence is the right one. Chosen on training texts: at 1e-6 three
+of 63 sentences that passed were wrong, at 1e-9 none of 64."""
 
 AGREEING = 2e-4
 """Median part of the squares of rows of one state below which a sentence is found where only rows with a background tell it. Measured on training texts
-at B = 64: true sentences leave up to 1e-4, the same ones with one token more or less 1e-3 and more in the median."""
+at B = 64: true sentences leave up to 1e-4, 19 of 20 of the same ones with one token more or less 8e-4 and more."""
 
 
 @dataclass(frozen=True)
