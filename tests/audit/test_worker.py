@@ -26,6 +26,7 @@ from leakaudit.storage.snapshot_queue import MAX_CRASHES, SnapshotQueue
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import Totals
 from tests.support import tiny
+from tests.support.endless import ENDLESS
 from tests.support.processes import until
 from tests.support.snapshots import write_step
 
@@ -406,13 +407,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_worker_killed_in_the_middle_of_an_attack_repeats_that_attempt_only(tmp_path: Path) -> None:
     """Finished attempts stay as they are, byte for byte, and are not run again."""
-    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
-    spool = make(tmp_path, 1, attacks=(PluginSpec(name="embedding-rows"), slow), budget_s=2.0)
+    spool = make(tmp_path, 1, attacks=(PluginSpec(name="embedding-rows"), ENDLESS), budget_s=2.0)
     journal = tmp_path / "audit" / "journal.jsonl"
     process = start(spool)
     try:
         until(lambda: process.poll() is not None or (journal.exists() and journal.stat().st_size > 0))
-        time.sleep(0.5)  # into the slow attack
+        time.sleep(0.5)  # into the endless attack
         process.kill()
         process.wait(timeout=60)
     finally:

@@ -21,7 +21,6 @@ import pytest
 from leakaudit.audit.worker import run_worker
 from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.capture.worker.process import SideProcess
-from leakaudit.config.audit import PluginSpec
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import AttemptStatus
@@ -29,6 +28,7 @@ from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.spool import Spool
 from tests.audit import test_worker
 from tests.support import mini_trainer
+from tests.support.endless import ENDLESS
 from tests.support.processes import alive, until
 from tests.support.spools import AFTER_AN_AUDIT
 
@@ -175,8 +175,7 @@ def test_a_killed_trainer_takes_its_worker_along_within_three_seconds(tmp_path: 
 
     A data loader's process may hold the pipe open.
     """
-    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
-    spool = test_worker.make(tmp_path, 1, finished=False, attacks=(slow,), budget_s=60.0, nice=7)
+    spool = test_worker.make(tmp_path, 1, finished=False, attacks=(ENDLESS,), budget_s=60.0, nice=7)
     with running([sys.executable, "-c", STARTER, str(spool.root), how]) as trainer:
         assert trainer.stdout is not None
         worker, child = map(int, trainer.stdout.readline().split())
@@ -212,8 +211,7 @@ def assert_good_neighbour(worker: int, niceness: int) -> None:
 
 def test_a_worker_that_is_started_again_after_training_has_the_processor(tmp_path: Path) -> None:
     """Nobody trains any more, so neither trainer nor worker lowers its priority."""
-    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
-    spool = test_worker.make(tmp_path, 1, attacks=(slow,), budget_s=60.0, nice=7)
+    spool = test_worker.make(tmp_path, 1, attacks=(ENDLESS,), budget_s=60.0, nice=7)
     side = SideProcess(spool)
     try:
         assert side.ensure() and side.pid

@@ -27,6 +27,7 @@ from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
+from tests.support.endless import ENDLESS
 from tests.support.processes import alive, until
 from tests.support.spools import AFTER_AN_AUDIT
 from tests.support.tiny_trainer import TEXTS, audit_config, make_trainer
@@ -109,10 +110,9 @@ def busy(spool: Path) -> bool:
 def test_a_worker_killed_during_training_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next step notices, the attempt is repeated, training does not.
 
-    The slow attack makes sure that the worker still holds the snapshot when it is killed.
+    The endless attack makes sure that the worker still holds the snapshot when it is killed.
     """
-    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
-    attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="span"), slow)
+    attacks = (PluginSpec(name="embedding-rows"), PluginSpec(name="span"), ENDLESS)
     audit = LeakAuditCallback(audit_config(tmp_path, every_n_steps=100, controls=0, attacks=attacks, budget_s=8.0))
     killed: list[int] = []
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from leakaudit.capture.worker.process import SideProcess
-from leakaudit.config.audit import PluginSpec
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.files import load_results
 from leakaudit.storage.encryption import new_identity
@@ -24,6 +23,7 @@ from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshots import read_snapshot
 from tests.audit.test_worker import ROOT, make
 from tests.support import tiny
+from tests.support.endless import ENDLESS
 from tests.support.processes import until
 
 CANARIES = ("patient-zero", "grief-counselling", "secret-project-name")
@@ -187,8 +187,7 @@ def test_the_training_process_keeps_its_own_limits(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 def test_the_key_of_the_run_is_neither_in_the_arguments_nor_in_the_environment(tmp_path: Path) -> None:
     """Whoever lists processes would see it there."""
-    slow = PluginSpec(name="tag", options={"steps": 10_000_000})
-    spool = make(tmp_path, finished=False, attacks=(slow,), encrypt_to=(new_identity()[0],), budget_s=60.0)
+    spool = make(tmp_path, finished=False, attacks=(ENDLESS,), encrypt_to=(new_identity()[0],), budget_s=60.0)
     spool.write(1, **parts(tiny.bert()))
     assert spool.keys is not None and spool.keys.identity.startswith("AGE-SECRET-KEY-")
     side = SideProcess(spool)
