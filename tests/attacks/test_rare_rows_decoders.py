@@ -124,7 +124,7 @@ def test_a_used_up_budget_gives_what_was_found_so_far() -> None:
 def test_a_row_of_one_state_is_evidence_for_that_state_alone() -> None:
     state, other = torch.randn(2, HIDDEN, generator=generator(2))
     rows = NextTokenRows(
-        tokens=torch.tensor([7]), rows=state[None], counts=torch.ones(1), mean=torch.zeros(HIDDEN),
+        tokens=torch.tensor([7]), rows=state[None], counts=torch.ones(1), mean=torch.zeros(HIDDEN), spread=torch.ones(HIDDEN),
         noise=torch.full((1,), 0.02), slopes=torch.zeros(HIDDEN), directions=torch.zeros(1, HIDDEN),
     )  # fmt: skip
     right, wrong = rows.evidence(torch.stack([state, other]))[:, 0].tolist()

@@ -14,6 +14,7 @@ The package may import `plugins`, `models`, the public half of `client`, and oth
 
 __all__ = [
     "agreement",
+    "decoder_background",
     "decoder_prefixes",
     "decoder_reader",
     "decoder_rest",
@@ -27,6 +28,7 @@ __all__ = [
     "rows",
     "same_sentence",
     "sentence_beam",
+    "sentence_choice",
     "sentence_rows",
     "sentence_scores",
     "sentences",

@@ -26,14 +26,14 @@ class PrefixStates:
             model: a causal language model; it is left as it was.
         """
         self._model = model
-        self._head: Any = model.get_output_embeddings()  # type: ignore[operator]  # a method of every transformers model
+        self.head: Any = model.get_output_embeddings()  # type: ignore[operator]  # a method of every transformers model
         self._cache: Any = None
         self.paths = torch.zeros(0, 0, dtype=torch.long)
         """(n, T) token ids."""
 
     def alone(self, paths: Tensor) -> Tensor:
         """Return the states (n, D) of prefixes (n, T), and keep nothing."""
-        parts = [run_until(self._model, part, self._head)[:, -1] for part in paths.split(START_CHUNK)]
+        parts = [run_until(self._model, part, self.head)[:, -1] for part in paths.split(START_CHUNK)]
         return torch.cat(parts).float()
 
     def start(self, paths: Tensor) -> Tensor:
@@ -60,7 +60,5 @@ class PrefixStates:
 
     def _run(self, ids: Tensor) -> Tensor:
         mask = torch.ones_like(self.paths)
-        given = run_until(
-            self._model, ids, self._head, attention_mask=mask, past_key_values=self._cache, use_cache=True
-        )
+        given = run_until(self._model, ids, self.head, attention_mask=mask, past_key_values=self._cache, use_cache=True)
         return given[:, -1].float()

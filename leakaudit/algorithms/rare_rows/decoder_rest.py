@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.bag.target_counts import constant_direction
+from leakaudit.algorithms.rare_rows.decoder_background import fitted_background
 from leakaudit.algorithms.rare_rows.decoder_prefixes import PrefixStates
 from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows, coordinates
 from leakaudit.algorithms.rare_rows.sentence_rows import SentenceRows, WordTables, rows_of
 from leakaudit.client.observation import Observation
 
-SAMPLES = 64
-"""Sentences that are drawn from the client's model to learn what states look like. Our choice: 64 of 20 tokens give 1,280 states."""
+SAMPLES = 256
+"""Sentences that are drawn from the client's model to learn what states look like. Chosen on training texts: with 64, one true token in ten has
+another before it where tables are tied, with 256 one in twenty."""
 
 SAMPLE_LENGTH = 20
 """Tokens of a drawn sentence."""
@@ -26,12 +28,20 @@ SAMPLE_TOKENS = 600
 PART = 0.35
 """Least number of states in a row whose token may be a target. Chosen on training texts: rows of one state are counted to 0.1."""
 
+FEW_ROWS = 20.0
+"""How many rows what drawn sentences tell counts for, beside the batch's own rows. Our choice."""
+
+TIED_SIZE = 3.0
+"""Variance of the gradients at inputs, in units of their median, for the mean state of tied tables. Our choice: a few are much longer than
+the others."""
+
 UNLIKE = 0.05
 """Mean square of a whitened row above which its token may be in the batch where tables are tied. Our choice: the row of one state has
 0.1 to 5."""
 
-BACKGROUND_ERROR = 0.2
-"""Relative error of the estimated background. Measured on training texts: 0.05 to 0.2."""
+BACKGROUND_STATES, BACKGROUND_STARTS = 1200, 800
+"""States of drawn sentences, and of beginnings of one token, whose sums make the background. Chosen on training texts: without beginnings, a sixth of an absent row's
+square is left, with them a seventieth."""
 
 STATE_NOISE = 0.003
 """Variance of a row's noise in units of a state's that is always granted. Our choice: it absorbs rounding and the error of N."""
@@ -77,10 +87,18 @@ class Rest:
         self._words = None if words is None else words.float()
         self._taken_tokens: list[tuple[int, ...]] = []
         self.taken = rows_of(seen, [], tables)
-        self._sample = rows_of(seen, self._drawn(rng).tolist(), tables)
+        self._sample = rows_of(seen, self._drawn(rng, *self._long_rows()).tolist(), tables)
+        self._first_states = self.states.alone(self._likely_starts()[:BACKGROUND_STARTS])
         self._counting = None if tables.tied else constant_direction(seen.model, self._sample.states.double())
+        self.targets = 1.0  # until the votes, rows are means over targets
         self._learn()
         self.targets = self._voted_targets()
+        self._background *= self.targets
+        rows = self.rows()  # now that the tokens of the batch are known, sentences are drawn from them
+        share = rows.counts / rows.counts.sum()
+        if len(share):
+            self._sample = rows_of(seen, self._drawn(rng, rows.tokens, share).tolist(), tables)
+            self._learn()
 
     def starts(self) -> list[tuple[int, ...]]:
         """Return the beginnings that sentences may have.
@@ -107,21 +125,23 @@ class Rest:
 
     def rows(self) -> NextTokenRows:
         """Return the head's rows that are left."""
-        left, background = self._left()
+        left = self._left()
         counts = self._counted(left)
         chosen = counts > PART
         if self.tables.tied:
             chosen |= (left @ self._both).square().mean(dim=1) > UNLIKE
         tokens = chosen.nonzero().flatten()
-        length = float(self._states().norm(dim=1).mean())
-        noise = STATE_NOISE + (BACKGROUND_ERROR * background[tokens].norm(dim=1) / length).square() * self._size
+        noise = STATE_NOISE + self._error * (self._background[tokens] @ self.map).square().mean(dim=1)
         noise = noise + (TARGETS_ERROR * self.taken.head[tokens] @ self.map).square().mean(dim=1)
         slopes = self._slopes if self.tables.tied else torch.zeros_like(self._slopes)
+        rows, counted = left[tokens] @ self.map, counts[tokens].round().clamp_min(1.0)
+        mean, spread = self._moments(rows, counted)
         return NextTokenRows(
             tokens,
-            left[tokens] @ self.map,
-            counts[tokens].round().clamp_min(1.0),
-            self._mean @ self.map,
+            rows,
+            counted,
+            mean,
+            spread,
             noise,
             slopes,
             self.head[tokens],
@@ -156,12 +176,28 @@ class Rest:
         It is infinite for the rows of tokens without a taken sentence.
         """
         size = self.taken.head.norm(dim=1)
-        return torch.where(size > 0, self._left()[0].norm(dim=1) / size, torch.inf)
+        return torch.where(size > 0, self._left().norm(dim=1) / size, torch.inf)
 
-    def _left(self) -> tuple[Tensor, Tensor]:
-        """Return (V, D) what is left of the head's rows, and (V, D) the background in it."""
-        background = max(0.0, self.left_targets()) * self._background
-        return background - self.targets * self._update - self.taken.head, background
+    def _moments(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (D,) the mean and (D,) the variances of the batch's own states.
+
+        The rows of tied tables hold more than states, so they tell the mean alone.
+
+        Args:
+            rows: (M, D) what is left of rows, in `coordinates`.
+            counts: (M,) states in each.
+        """
+        drawn = self._mean @ self.map
+        known = 1 / (1 + TIED_SIZE * self._slopes) if self.tables.tied else torch.ones_like(drawn)
+        mean = (rows.sum(dim=0) * known + FEW_ROWS * drawn) / (counts.sum() * known + FEW_ROWS)
+        if self.tables.tied:
+            return mean, torch.ones_like(mean)
+        square = (rows - counts[:, None] * mean).square() / counts[:, None]
+        return mean, (square.sum(dim=0) + FEW_ROWS) / (len(rows) + FEW_ROWS)
+
+    def _left(self) -> Tensor:
+        """Return (V, D) what is left of the head's rows, without the background."""
+        return self._background - self.targets * self._update - self.taken.head
 
     def _first_tokens(self) -> Tensor:
         if (inputs := self.inputs()) is not None:
@@ -178,11 +214,20 @@ class Rest:
     def _states(self) -> Tensor:
         return torch.cat([self._sample.states, self.taken.states])
 
-    def _drawn(self, rng: torch.Generator) -> Tensor:
-        """Return (SAMPLES, T) token ids, half from the model, half by the rows' lengths."""
+    def _long_rows(self) -> tuple[Tensor, Tensor]:
+        """Return (m,) tokens with the longest rows, and (m,) their shares."""
         norms = self._update.norm(dim=1)
         tokens: Tensor = norms.topk(min(len(norms), SAMPLE_TOKENS)).indices
-        share = norms[tokens] / norms[tokens].sum()
+        return tokens, norms[tokens] / norms[tokens].sum()
+
+    def _drawn(self, rng: torch.Generator, tokens: Tensor, share: Tensor) -> Tensor:
+        """Return (SAMPLES, T) token ids, half from the model, half by shares.
+
+        Args:
+            rng: draws them.
+            tokens: (m,) token ids.
+            share: (m,) their shares in the batch.
+        """
 
         def draw(weights: Tensor) -> Tensor:
             return tokens[torch.multinomial(weights.cpu(), 1, generator=rng).flatten().to(tokens.device)]
@@ -201,18 +246,17 @@ class Rest:
 
         Drawn sentences tell it, and taken ones the more, the more of them there are.
         """
-        drawn, taken = self._sample, self.taken
-        part = taken.targets / (taken.targets + drawn.states.shape[1])
-        background = (1 - part) * drawn.background / drawn.targets
-        if taken.targets:
-            background = background + part * taken.background / taken.targets
-        states, slopes = self._states(), _usual_slopes(drawn, taken)
-        self._background, self._mean = background, states.mean(dim=0)
+        states, slopes = self._states(), _usual_slopes(self._sample, self.taken)
+        self._mean = states.mean(dim=0)
         off = states - self._mean
         moment = off.T @ off / len(states) + torch.outer(self._mean, self._mean)
         self.map, self._slopes = coordinates(moment, slopes.T @ slopes / len(slopes))
         self._both = self.map / (1 + self._slopes).sqrt() if self.tables.tied else self.map
-        self._size = float((off @ self.map).square().mean())
+        drawn = self._sample.states
+        known = torch.cat([drawn[:: max(1, len(drawn) // BACKGROUND_STATES)], self._first_states])
+        self._background, self._error = fitted_background(
+            self.targets * self._update + self.taken.head, known, self.states.head, self.map
+        )
         self._mass = _mass(states, slopes if self.tables.tied else slopes[:0])
 
     def _voted_targets(self) -> float:
@@ -223,7 +267,7 @@ class Rest:
         first = self._targets_of_single_rows().log()
         mean = (self._background - self._update) @ self._both  # (V, D)
         rows = mean[mean.square().sum(dim=1).topk(min(len(mean), 4 * SAMPLE_TOKENS)).indices]
-        x = self.states.alone(self._likely_starts()) @ self._both
+        x = self._first_states @ self._both
         dot = x @ rows.T
         cosine = dot / x.norm(dim=1, keepdim=True) / rows.norm(dim=1)
         best = cosine.flatten().topk(min(VOTES, cosine.numel()))

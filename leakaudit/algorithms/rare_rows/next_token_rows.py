@@ -26,7 +26,7 @@ differ by a factor of ten, and what a simulation explains of them leaves a hundr
 ALIKE = (0.1, 0.3)
 """Variances by which a state that is like one of the row's differs from it. Our choice: prefixes with the same last words."""
 
-ALIKE_SHARE = 0.02
+ALIKE_SHARE = 0.001
 """Probability that a row holds such a state. Our choice: few rows of a batch do."""
 
 MOST_AGAINST = 60.0
@@ -62,6 +62,8 @@ class NextTokenRows:
     """(M,) how many states each row holds: whole numbers, at least 1."""
     mean: Tensor
     """(D,) mean state."""
+    spread: Tensor
+    """(D,) variances of states, as the rows show them."""
     noise: Tensor
     """(M,) variance of a row's error in each direction, in units of a state's."""
     slopes: Tensor
@@ -110,7 +112,7 @@ class NextTokenRows:
             which: (m,) numbers of the rows.
             counts: (m,) unknown states that they hold.
         """
-        known = (counts + self.noise[which])[:, None].expand(-1, self.rows.shape[1])
+        known = counts[:, None] * self.spread + self.noise[which][:, None]
         if not self.slopes.any():
             return [known]
         slopes = self.slopes * self.counts[which][:, None]

@@ -7,30 +7,33 @@ Letters: n beginnings, M rows.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
+from leakaudit.algorithms.rare_rows.sentence_choice import (
+    EACH,
+    LATE_RIVALS,
+    RIVALS,
+    TIED,
+    UNTIED,
+    Item,
+    TakenStates,
+    best_of,
+    without_rivals,
+)
 from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
 from leakaudit.plugins.budget import Budget
 
-WIDTH = 512
-"""Most beginnings of one length that are kept. Our choice: a batch of 128 sentences has at most 128 right ones."""
+WIDTH = 1024
+"""Most beginnings of one length that are kept. Our choice: 16 for each of 64 sentences."""
 
-SIMULATED = 768
-"""Most beginnings of one length that are simulated. Our choice: half as many again as are kept."""
-
-FIRST_SIMULATED = 3
-"""How many times as many of two and of three tokens are simulated. Our choice: they are short, and nothing is known of them yet."""
-
-NEAR = 8
-"""Next tokens of each beginning that its state proposes. Chosen on training texts: of true ones that occur once, 96 of 100 are among the first five (untied tables)."""
+SIMULATED = 3072
+"""Most beginnings of one length that are simulated. Our choice: three times as many as are kept."""
 
 SECOND = 24
-"""The same for the second token. Our choice: no other row has confirmed the first."""
+"""Second tokens that the first one's state proposes. Our choice: no other row has confirmed the first."""
 
 OFTEN, MOST_OFTEN = 5.0, 12
 """From how many states in its row on, and how many, frequent tokens are proposed always. Their rows say little, and most sentences end with one."""
@@ -38,10 +41,10 @@ OFTEN, MOST_OFTEN = 5.0, 12
 STARTS_KEPT, STARTS_SIMULATED = 20, 30
 """Most beginnings of two tokens with the same first one that are kept, and simulated. Our choice."""
 
-ALIKE_KEPT, ALIKE_SIMULATED = 8, 32
-"""Most beginnings with the same first two tokens that are kept, and simulated. Our choice: otherwise the variants of one sentence take all places."""
+EARLY = 8
+"""From how many tokens on a beginning counts as long. Our choice: more than seven rows tell it."""
 
-TEMPER = 50.0
+TEMPER = 15.0
 """By what the evidence of simulated rows is divided beside that of the next token. Chosen on training texts: beginnings of the same sentence
 differ by hundreds of nats before their ends are known."""
 
@@ -57,8 +60,6 @@ FALLEN, PATIENCE = 400.0, 4
 SLOPE = 15.0
 """Least evidence in nats that a beginning of more than four tokens must have had, for each of its tokens. Our choice: most right beginnings
 have more."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,35 +94,46 @@ def grow_sentences(
     begin = len(starts[0])
     live = [_Beginning(one, one.evidence) for one in scores.score(starts)]
     seen: list[Scored] = []
-    used: Counter[int] = Counter()
+    taken, widths = TakenStates(scores), TIED if scores.rest.tables.tied else UNTIED
     for length in range(begin + 1, longest + 1):
         if not live or budget.exhausted():
             break
-        first = length == begin + 1
-        wanted = SIMULATED * width // WIDTH * (FIRST_SIMULATED if length < begin + 3 else 1)
-        alike = begin if first else begin + 1
-        most_alike = STARTS_SIMULATED if first else ALIKE_SIMULATED
-        proposed = _best(_proposed(scores, live, first), wanted, most_alike, alike)
+        first, late = length == begin + 1, length >= begin + EARLY
+        group = begin if first else begin + 1
+        simulated = STARTS_SIMULATED if first else widths.late_simulated if late else widths.simulated
+        kept = STARTS_KEPT if first else widths.late_kept if late else widths.kept
+        each = EACH if length > begin + 2 else simulated
+        proposals = _proposed(scores, live, SECOND if first else widths.near, first)
+        proposed = best_of(proposals, SIMULATED * width // WIDTH, simulated, group, each)
         scored = scores.score([(*mother.scored.tokens, token) for mother, token in proposed])
         seen += scored
         for one in scored:
-            if one.found and scores.fits(used, one.tokens):
-                used.update(one.tokens[1:])
+            if one.found:
+                taken.add(one.tokens)
         older = [_older(mother, one) for (mother, _), one in zip(proposed, scored, strict=True)]
         going = ((one.scored.evidence, one.scored.tokens, one) for one in older if _goes_on(one, length - begin))
-        fitting = (item for item in going if scores.fits(used, item[1]))
-        live = _best(fitting, width, STARTS_KEPT if first else ALIKE_KEPT, alike)
+        left: Iterator[Item[_Beginning]] = (item for item in going if taken.leave(item[1]))
+        if not first:
+            left = without_rivals(scores, left, group, LATE_RIVALS if length > begin + 3 else RIVALS)
+        live = best_of(left, width, kept, group, each)
     return sorted(seen, key=lambda one: (not one.found, -one.evidence))
 
 
 def _proposed(
-    scores: SentenceScores, live: Sequence[_Beginning], first: bool
-) -> Iterator[tuple[float, tuple[int, ...], tuple[_Beginning, int]]]:
-    """Yield continued beginnings with how likely they are."""
+    scores: SentenceScores, live: Sequence[_Beginning], near: int, first: bool
+) -> Iterator[Item[tuple[_Beginning, int]]]:
+    """Yield continued beginnings with how likely they are.
+
+    Args:
+        scores: the rows.
+        live: the beginnings.
+        near: next tokens that each state proposes.
+        first: whether the beginnings have no evidence yet.
+    """
     rows = scores.rows
     states = torch.stack([one.scored.state for one in live])
     odds = rows.evidence(states @ scores.rest.map) + rows.prior(states)  # (n, M)
-    chosen = odds.topk(min(odds.shape[1], SECOND if first else NEAR), dim=1).indices.tolist()
+    chosen = odds.topk(min(odds.shape[1], near), dim=1).indices.tolist()
     ranked = rows.counts.argsort(descending=True)[:MOST_OFTEN]
     often = ranked[rows.counts[ranked] >= OFTEN].tolist()
     hit = odds.amax(dim=1).clamp(0.0, MOST_HIT)
@@ -131,26 +143,6 @@ def _proposed(
     for number, one in enumerate(live):
         for row in dict.fromkeys(chosen[number] + often):
             yield values[number][row], (*one.scored.tokens, tokens[row]), (one, tokens[row])
-
-
-def _best(items: Iterator[tuple[float, tuple[int, ...], T]], most: int, alike: int, begin: int) -> list[T]:
-    """Return the best items, at most `alike` of them with the same beginning.
-
-    Args:
-        items: value, tokens and item.
-        most: items to return.
-        alike: most items whose first tokens are the same.
-        begin: number of these first tokens.
-    """
-    counts: Counter[tuple[int, ...]] = Counter()
-    kept: list[T] = []
-    for _, tokens, item in sorted(items, key=lambda each: -each[0]):
-        if counts[tokens[:begin]] < alike:
-            counts[tokens[:begin]] += 1
-            kept.append(item)
-        if len(kept) == most:
-            break
-    return kept
 
 
 def _older(mother: _Beginning, one: Scored) -> _Beginning:
@@ -166,7 +158,7 @@ def _goes_on(one: _Beginning, tokens: int) -> bool:
         one: the beginning.
         tokens: its tokens behind what stands before every text.
     """
-    if one.scored.found or one.scored.evidence < LEAST:
+    if one.scored.evidence < LEAST:
         return False
     if tokens <= 3:
         return True

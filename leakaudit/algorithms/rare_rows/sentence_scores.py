@@ -130,8 +130,9 @@ class SentenceScores:
         gains, agree = self._head_gains(numbers, added, targets)
         found, proved = agree > 0, False
         if self._inputs is not None:
+            single = torch.tensor([self.count(word) == 1 for word in words], device=states.device) & (targets == 1)
             summed = torch.zeros_like(added).index_add_(0, own, inputs)
-            more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1])
+            more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1], single)
             gains, found, proved, agree = gains + more, exact > 0, exact > 0, exact
         return Scored(tokens, float(gains.sum()), states[-1].clone(), found, proved, agree)
 
@@ -152,7 +153,7 @@ class SentenceScores:
             return gains, 0.0
         return gains, self.rest.targets / float(along[parts.argmin()])
 
-    def _input_gains(self, words: Tensor, summed: Tensor, before_end: Tensor) -> tuple[Tensor, float]:
+    def _input_gains(self, words: Tensor, summed: Tensor, before_end: Tensor, single: Tensor) -> tuple[Tensor, float]:
         """Return (k,) evidence of the input rows, and N if one agrees, else 0."""
         assert self._inputs is not None
         rows, empty = self._white_inputs[words], ~self._inputs[words].any(dim=1)
@@ -163,10 +164,13 @@ class SentenceScores:
         used = torch.zeros(len(words), dtype=torch.bool, device=words.device)
         used[before_end] = True  # the last token of a sentence gets no gradient
         gains = torch.where(empty, -NOT_AN_INPUT, torch.where(used, gains, 0.0))
-        parts, along = _unexplained(self._inputs[words][used & ~empty], summed[used & ~empty])
-        if not len(parts) or float(parts.min()) >= ROUNDING:
+        told = used & ~empty
+        parts, along = _unexplained(self._inputs[words][told], summed[told])
+        if not len(parts):
             return gains, 0.0
-        return gains, self.rest.targets / float(along[parts.argmin()])
+        alone = (single[told].nonzero().flatten())[-1:]  # the last one: later tokens change it most
+        agrees = float(parts[alone] if len(alone) else parts.min())
+        return gains, self.rest.targets / float(along[parts.argmin()]) if agrees < ROUNDING else 0.0
 
 
 def _unexplained(rows: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
