@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
-from leakaudit.algorithms.rare_rows.sentence_beam import WIDTH, grow_sentences
+from leakaudit.algorithms.rare_rows.sentence_beam import grow_sentences
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
 from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
 from leakaudit.algorithms.resimulation import prove
@@ -91,18 +91,18 @@ class Pursuit:
 
     def run(self) -> None:
         """Find sentences until nothing new comes or the budget is used up."""
-        width = WIDTH
+        wider = 1
         for _ in range(MOST_ROUNDS):
             scores = SentenceScores(self.rest)
-            grown = grow_sentences(scores, self.rest.starts(), self._longest, self._budget, width)
+            grown = grow_sentences(scores, self.rest.starts(), self._longest, self._budget, wider)
             new = _compatible(scores, (one for one in grown if one.found))
             self.guessed = _compatible(scores, (one for one in grown if one.evidence > GUESSED), new)
             self.found += new
             told = [one.targets for one in self.found]
             self.rest.take([one.tokens for one in self.found], median(told) if told else self.rest.targets)
-            if self._budget.exhausted() or (not new and width > WIDTH) or self.rest.left_targets() < 1:
+            if self._budget.exhausted() or (not new and wider > 1) or self.rest.left_targets() < 1:
                 break
-            width = WIDTH if new else WIDER * WIDTH
+            wider = 1 if new else WIDER
 
     def reconstruction(self) -> Reconstruction:
         """Return what was found, with what is proved."""

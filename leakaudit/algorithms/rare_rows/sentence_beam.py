@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from leakaudit.algorithms.rare_rows.sentence_choice import (
-    EACH,
     LATE_RIVALS,
     RIVALS,
     TIED,
@@ -26,12 +25,6 @@ from leakaudit.algorithms.rare_rows.sentence_choice import (
 from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
 from leakaudit.plugins.budget import Budget
 
-WIDTH = 1024
-"""Most beginnings of one length that are kept. Our choice: 16 for each of 64 sentences."""
-
-SIMULATED = 3072
-"""Most beginnings of one length that are simulated. Our choice: three times as many as are kept."""
-
 SECOND = 24
 """Second tokens that the first one's state proposes. Our choice: no other row has confirmed the first."""
 
@@ -40,9 +33,6 @@ OFTEN, MOST_OFTEN = 5.0, 12
 
 STARTS_KEPT, STARTS_SIMULATED = 20, 30
 """Most beginnings of two tokens with the same first one that are kept, and simulated. Our choice."""
-
-EARLY = 8
-"""From how many tokens on a beginning counts as long. Our choice: more than seven rows tell it."""
 
 TEMPER = 15.0
 """By what the evidence of simulated rows is divided beside that of the next token. Chosen on training texts: beginnings of the same sentence
@@ -76,18 +66,18 @@ def grow_sentences(
     starts: Sequence[tuple[int, ...]],
     longest: int,
     budget: Budget,
-    width: int = WIDTH,
+    wider: int = 1,
 ) -> list[Scored]:
-    """Return all beginnings that were simulated, those found whole first.
+    """Return all beginnings that were simulated, the found sentences first.
 
-    The others follow by their evidence.
+    Those that agree best come first, and what was not found follows by its evidence.
 
     Args:
         scores: the rows.
         starts: beginnings, which differ in their last token.
         longest: largest number of tokens of a sentence.
         budget: when it is used up, the beginnings end where they are.
-        width: most beginnings of one length that are kept.
+        wider: how many times as many beginnings as usual are kept and simulated.
     """
     if not starts or not len(scores.rows.tokens):
         return []
@@ -98,25 +88,24 @@ def grow_sentences(
     for length in range(begin + 1, longest + 1):
         if not live or budget.exhausted():
             break
-        first, late = length == begin + 1, length >= begin + EARLY
+        first = length == begin + 1
         group = begin if first else begin + 1
-        simulated = STARTS_SIMULATED if first else widths.late_simulated if late else widths.simulated
-        kept = STARTS_KEPT if first else widths.late_kept if late else widths.kept
-        each = EACH if length > begin + 2 else simulated
+        most = widths.first_simulated if length < begin + 3 else widths.simulated
+        alike = STARTS_SIMULATED if first else widths.simulated_alike
         proposals = _proposed(scores, live, SECOND if first else widths.near, first)
-        proposed = best_of(proposals, SIMULATED * width // WIDTH, simulated, group, each)
+        proposed = best_of(proposals, most * wider, alike, group)
         scored = scores.score([(*mother.scored.tokens, token) for mother, token in proposed])
         seen += scored
-        for one in scored:
+        for one in sorted(scored, key=lambda each: each.left):
             if one.found:
-                taken.add(one.tokens)
+                taken.add(one)
         older = [_older(mother, one) for (mother, _), one in zip(proposed, scored, strict=True)]
         going = ((one.scored.evidence, one.scored.tokens, one) for one in older if _goes_on(one, length - begin))
         left: Iterator[Item[_Beginning]] = (item for item in going if taken.leave(item[1]))
         if not first:
             left = without_rivals(scores, left, group, LATE_RIVALS if length > begin + 3 else RIVALS)
-        live = best_of(left, width, kept, group, each)
-    return sorted(seen, key=lambda one: (not one.found, -one.evidence))
+        live = best_of(left, widths.kept * wider, STARTS_KEPT if first else widths.kept_alike, group)
+    return sorted(seen, key=lambda one: (one.left, -one.evidence))
 
 
 def _proposed(

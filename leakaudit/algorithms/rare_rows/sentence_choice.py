@@ -1,7 +1,7 @@
 """The beginnings of sentences that a search keeps.
 
-Beginnings are in groups: those of a group have the same first tokens. Each group has its own places, so that a sentence whose rows say little is not pushed out by the
-variants of another one.
+Beginnings are in groups: those of a group have the same first tokens. A group has a limited number of places, so that the variants of one sentence do not
+take all of them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar
 
-from leakaudit.algorithms.rare_rows.sentence_scores import SentenceScores
-
-EACH = 16
-"""Beginnings of a group that come before the next ones of any other. Our choice: half of a group's places."""
+from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
 
 RIVALS, LATE_RIVALS = 4, 2
 """Groups that may share a token that occurs once, up to four tokens and behind them. Our choice: a beginning with a wrong first token is soon worse."""
@@ -28,26 +26,28 @@ Item = tuple[float, tuple[int, ...], T]
 class Widths:
     """How many beginnings a search goes through."""
 
+    kept: int
+    """Most beginnings of one length that are kept."""
+    simulated: int
+    """Most beginnings of one length that are simulated."""
+    first_simulated: int
+    """The same for beginnings of two and of three tokens."""
     near: int
     """Next tokens of each beginning that its state proposes."""
-    kept: int
+    kept_alike: int
     """Most beginnings of a group that are kept."""
-    simulated: int
+    simulated_alike: int
     """Most beginnings of a group that are simulated."""
-    late_kept: int
-    """The same for long beginnings, which many rows tell apart."""
-    late_simulated: int
-    """The same for long beginnings."""
 
 
-UNTIED = Widths(near=8, kept=8, simulated=16, late_kept=8, late_simulated=12)
-"""For tables that are not tied. Chosen on training texts: a true next token is nearly always the first."""
+UNTIED = Widths(kept=1024, simulated=3072, first_simulated=3072, near=8, kept_alike=8, simulated_alike=16)
+"""For tables that are not tied. Chosen on training texts: a true next token is nearly always the first, so that groups are small."""
 
-TIED = Widths(near=16, kept=16, simulated=48, late_kept=8, late_simulated=12)
-"""For tied tables. Chosen on training texts: of true next tokens that occur several times, nine in ten are among the first sixteen."""
+TIED = Widths(kept=512, simulated=768, first_simulated=2304, near=8, kept_alike=8, simulated_alike=32)
+"""For tied tables. Chosen on training texts: searches of three times this width find no more sentences in the same time."""
 
 
-def best_of(items: Iterable[Item[T]], most: int, alike: int, begin: int, each: int) -> list[T]:
+def best_of(items: Iterable[Item[T]], most: int, alike: int, begin: int) -> list[T]:
     """Return what belongs to the best beginnings.
 
     Args:
@@ -55,17 +55,16 @@ def best_of(items: Iterable[Item[T]], most: int, alike: int, begin: int, each: i
         most: beginnings to return.
         alike: most beginnings of a group.
         begin: number of first tokens that make a group.
-        each: beginnings of a group that come before the next ones of any other.
     """
     counts: Counter[tuple[int, ...]] = Counter()
-    ranked: list[tuple[int, T]] = []
+    kept: list[T] = []
     for _, tokens, item in sorted(items, key=lambda one: -one[0]):
-        place = counts[tokens[:begin]]
-        if place < alike:
+        if counts[tokens[:begin]] < alike:
             counts[tokens[:begin]] += 1
-            ranked.append((place // each, item))
-    ranked.sort(key=lambda one: one[0])
-    return [item for _, item in ranked[:most]]
+            kept.append(item)
+        if len(kept) == most:
+            break
+    return kept
 
 
 def without_rivals(scores: SentenceScores, items: Iterable[Item[T]], begin: int, rivals: int) -> Iterator[Item[T]]:
@@ -99,20 +98,21 @@ class TakenStates:
             scores: the rows.
         """
         self._scores = scores
-        self._sentences: set[tuple[int, ...]] = set()
+        self._left: dict[tuple[int, ...], float] = {}
         self._used: Counter[int] = Counter()
 
-    def add(self, tokens: tuple[int, ...]) -> None:
+    def add(self, found: Scored) -> None:
         """Take the states of a found sentence, unless others took them.
 
-        It replaces a sentence that it continues.
+        It replaces a sentence that it continues if it agrees better.
         """
-        if self.leave(tokens):
-            if shorter := self._continued(tokens):
-                self._sentences.remove(shorter)
+        shorter = self._continued(found.tokens)
+        if self.leave(found.tokens) and found.left < self._left.get(shorter, inf):
+            if shorter:
+                del self._left[shorter]
                 self._used.subtract(shorter[1:])
-            self._sentences.add(tokens)
-            self._used.update(tokens[1:])
+            self._left[found.tokens] = found.left
+            self._used.update(found.tokens[1:])
 
     def leave(self, tokens: tuple[int, ...]) -> bool:
         """Return whether a beginning finds enough states.
@@ -125,4 +125,4 @@ class TakenStates:
     def _continued(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return the found sentence that a beginning continues, or nothing."""
         ends = (tokens[:end] for end in range(len(tokens), 1, -1))
-        return next((part for part in ends if part in self._sentences), ())
+        return next((part for part in ends if part in self._left), ())

@@ -10,8 +10,10 @@ Letters: n sentences, T tokens, k distinct tokens of a sentence, D hidden size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +64,8 @@ class Scored:
     """Whether they agree to rounding."""
     targets: float = 0.0
     """N, the number of targets of the batch, as the row that agrees best tells it; 0 if none does."""
+    left: float = math.inf
+    """Part of the squares of its rows that it does not explain; infinity if it is not found."""
 
 
 class SentenceScores:
@@ -127,22 +131,26 @@ class SentenceScores:
         added = states.new_zeros(len(words), states.shape[1]).index_add_(0, own[1:], states[:-1])
         if self.rest.tables.tied:
             added.index_add_(0, own, inputs)
-        gains, agree = self._head_gains(numbers, added, targets)
-        found, proved = agree > 0, False
+        gains, agreement = self._head_gains(numbers, added, targets)
+        proved = False
         if self._inputs is not None:
             single = torch.tensor([self.count(word) == 1 for word in words], device=states.device) & (targets == 1)
             summed = torch.zeros_like(added).index_add_(0, own, inputs)
-            more, exact = self._input_gains(torch.tensor(words, device=states.device), summed, own[:-1], single)
-            gains, found, proved, agree = gains + more, exact > 0, exact > 0, exact
-        return Scored(tokens, float(gains.sum()), states[-1].clone(), found, proved, agree)
+            which = torch.tensor(words, device=states.device)
+            more, agreement = self._input_gains(which, summed, own[:-1], single)
+            gains, proved = gains + more, agreement is not None
+        evidence, state = float(gains.sum()), states[-1].clone()
+        if agreement is None:
+            return Scored(tokens, evidence, state, False, False)
+        return Scored(tokens, evidence, state, True, proved, agreement.targets, agreement.left)
 
-    def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """Return (k,) evidence of the head's rows, and N if they agree, else 0."""
+    def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, _Agreement | None]:
+        """Return (k,) evidence of the head's rows, and how they agree if they do."""
         gains = torch.zeros_like(targets)
         gains[(numbers < 0) & (targets > 0)] = -MISSING
         told = (numbers >= 0) & ((targets > 0) | torch.tensor(self.rest.tables.tied, device=targets.device))
         if not told.any():
-            return gains, 0.0
+            return gains, None
         which, made = numbers[told], added[told] @ self.rest.map
         left, counts = self.rows.rows[which] - made, self.rows.counts[which] - targets[told]
         gain = self.rows.likelihood(which, left, counts.clamp_min(0.0)) - self._null[which]
@@ -150,11 +158,22 @@ class SentenceScores:
         single = (self.rows.counts[which] == 1) & (targets[told] == 1)
         parts, along = _unexplained(self.rows.rows[which][single], made[single])
         if not len(parts) or float(parts.median()) >= AGREEING:
-            return gains, 0.0
-        return gains, self.rest.targets / float(along[parts.argmin()])
+            return gains, None
+        return gains, _Agreement(float(parts.median()), self.rest.targets / float(along[parts.argmin()]))
 
-    def _input_gains(self, words: Tensor, summed: Tensor, before_end: Tensor, single: Tensor) -> tuple[Tensor, float]:
-        """Return (k,) evidence of the input rows, and N if one agrees, else 0."""
+    def _input_gains(
+        self, words: Tensor, summed: Tensor, before_end: Tensor, single: Tensor
+    ) -> tuple[Tensor, _Agreement | None]:
+        """Return (k,) evidence of the input rows, and how they agree if they do.
+
+        Tokens that are missing at the end change the rows before it most, so the last token that occurs once decides.
+
+        Args:
+            words: (k,) distinct tokens.
+            summed: (k, D) what the sentence adds to their rows.
+            before_end: (T - 1,) numbers of the words that stand before the last token.
+            single: (k,) which of them occur once as a target, and once in the sentence.
+        """
         assert self._inputs is not None
         rows, empty = self._white_inputs[words], ~self._inputs[words].any(dim=1)
         square = rows.square().sum(dim=1).clamp_min(1e-12)
@@ -167,10 +186,21 @@ class SentenceScores:
         told = used & ~empty
         parts, along = _unexplained(self._inputs[words][told], summed[told])
         if not len(parts):
-            return gains, 0.0
-        alone = (single[told].nonzero().flatten())[-1:]  # the last one: later tokens change it most
-        agrees = float(parts[alone] if len(alone) else parts.min())
-        return gains, self.rest.targets / float(along[parts.argmin()]) if agrees < ROUNDING else 0.0
+            return gains, None
+        last = single[told].nonzero().flatten()[-1:]
+        part = float(parts[last] if len(last) else parts.min())
+        if part >= ROUNDING:
+            return gains, None
+        return gains, _Agreement(part, self.rest.targets / float(along[parts.argmin()]))
+
+
+class _Agreement(NamedTuple):
+    """How the rows of a sentence agree with what it adds to them."""
+
+    left: float
+    """Part of the squares that it does not explain."""
+    targets: float
+    """N, the number of targets of the batch, as the row that agrees best tells it."""
 
 
 def _unexplained(rows: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
