@@ -55,6 +55,9 @@ FIRST_VOTE = 0.1
 ANY_VOTE = 0.05
 """Weight of a vote far from it, in units of a near one. Our choice: many exact votes of untied tables outweigh it."""
 
+STANDS_OUT = 5.0
+"""How many times the median a row's length must be, so that it votes for the number of targets. Our choice: most tokens are not in the batch."""
+
 SAME_VOTE = 0.03
 """Relative width of a vote. Our choice."""
 
@@ -289,7 +292,10 @@ class Rest:
     def _targets_of_single_rows(self) -> Tensor:
         """Return N (scalar) at which most of the longest rows hold one state."""
         rows = self._background - self._update
-        longest = rows.norm(dim=1).topk(min(len(rows), SAMPLE_TOKENS)).indices
+        lengths = rows.norm(dim=1)
+        longest = lengths.topk(min(len(rows), SAMPLE_TOKENS)).indices
+        present = longest[lengths[longest] > STANDS_OUT * lengths.median()]
+        longest = present if len(present) else longest
         counted = self._counted(rows[longest])  # count / N
         votes = -counted[counted > 0].log()
         near = (-0.5 * ((votes[:, None] - votes[None]) / SAME_VOTE).square()).exp().sum(dim=1)
