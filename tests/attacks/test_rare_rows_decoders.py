@@ -148,7 +148,7 @@ def test_the_softmaxs_share_is_fitted_to_the_rows_of_absent_tokens() -> None:
     present = torch.tensor(sorted({token for one in _sentences() for token in one}))
     observed[present] += torch.randn(len(present), HIDDEN, generator=generator(3))
     drawn = rows_of(seen, [tuple(range(start, start + 8)) for start in range(1, 320, 4)], rest.tables)
-    fitted, left = fitted_background(observed, drawn.states, seen.model.get_output_embeddings(), rest.map)
+    fitted, left = fitted_background(observed, drawn.states, rest.states.head, rest.map)
 
     def error(values: Tensor) -> float:
         return float((values - true)[present].square().sum() / true[present].square().sum())
