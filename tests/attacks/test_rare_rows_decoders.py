@@ -185,5 +185,7 @@ def test_what_it_cannot_read_is_said() -> None:
     assert "lm_head.weight" in decoder_applies(seen).reason
     dropped = _observe(_gpt2(False), _sentences()[:2], training_mode=True, dropout={"transformer.drop": 0.1})
     assert "dropout" in decoder_applies(dropped).reason
+    silent = replace(seen, update={name: torch.zeros_like(value) for name, value in dropped.update.items()})
+    assert "is zero" in decoder_applies(silent).reason
     classifier = _observe(_gpt2(False), _sentences()[:2], task="classification")
     assert "classification" in decoder_applies(classifier).reason

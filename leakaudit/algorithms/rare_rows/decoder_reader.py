@@ -51,6 +51,8 @@ def decoder_applies(seen: Observation) -> Applicability:
         return not_applicable(str(error))
     if tables.head not in seen.update:
         return not_applicable(f"the head's table {tables.head!r} is frozen or its update is not shared")
+    if not seen.update[tables.head].any():
+        return not_applicable(f"every entry of the update of the head's table {tables.head!r} is zero")
     if facts.training_mode and any(rate > 0 for rate in facts.dropout.values()):
         return not_applicable("dropout was active, so that the states of a prefix differ from the public model's")
     if seen.only_a_direction:
