@@ -96,7 +96,7 @@ def test_untied_tables_give_back_most_sentences_of_two_and_a_half_hidden_sizes()
 
 
 def test_tied_tables_give_back_most_of_them() -> None:
-    """The vocabulary is large beside the batch: the rows of absent tokens tell the softmax's share."""
+    """The rows of absent tokens tell what the softmax adds."""
     sentences = _sentences()
     found = _recover(_observe(_gpt2(True, LARGE), sentences))
     assert _exact(found, sentences) >= 0.8 * len(sentences)
@@ -140,7 +140,7 @@ def test_found_sentences_take_states_and_give_way_to_better_continuations() -> N
 
 
 def test_the_softmaxs_share_is_fitted_to_the_rows_of_absent_tokens() -> None:
-    """Known states are not those of the batch, so the sums of unknown rows are met roughly."""
+    """Known states are not those of the batch, so the fit is rough."""
     seen = _observe(_gpt2(False, LARGE), _sentences())
     rest = Rest(seen, find_tables(seen), generator(0))
     true = rows_of(seen, _sentences(), rest.tables).background

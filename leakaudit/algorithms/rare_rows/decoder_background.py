@@ -1,7 +1,7 @@
-"""What the softmax adds to all rows of a head, fitted to the rows of absent tokens.
+"""What the softmax adds to all rows of a head.
 
 The head's row of token v holds the sum over all places i of p_i(v) h_i. Nearly all tokens of the vocabulary are not in the batch, so their rows hold nothing
-else. Weights on known states, the same for all tokens, are fitted to these rows; the fit then tells the sums for the tokens of the batch. `bag.softmax_mixture`
+else. Weights on known states, the same for all tokens, are fitted to these rows of absent tokens; the fit then tells the sums for the tokens of the batch. `bag.softmax_mixture`
 does the same for counts. Own derivation; docs/decisions/rare_rows_decoders.md has the figures.
 
 Letters: V vocabulary, D hidden size, K known states, n rows.
