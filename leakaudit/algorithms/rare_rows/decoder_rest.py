@@ -217,9 +217,6 @@ class Rest:
         direction = self._mass if self._counting is None else self._counting.to(left)
         return left @ direction
 
-    def _states(self) -> Tensor:
-        return torch.cat([self._sample.states, self.taken.states])
-
     def _long_rows(self) -> tuple[Tensor, Tensor]:
         """Return (m,) tokens with the longest rows, and (m,) their shares."""
         norms = self._update.norm(dim=1)
@@ -252,13 +249,13 @@ class Rest:
 
         Drawn sentences tell it, and taken ones the more, the more of them there are.
         """
-        states, slopes = self._states(), _usual_slopes(self._sample, self.taken)
+        drawn = self._sample.states
+        states, slopes = torch.cat([drawn, self.taken.states]), _usual_slopes(self._sample, self.taken)
         self._mean = states.mean(dim=0)
         off = states - self._mean
         moment = off.T @ off / len(states) + torch.outer(self._mean, self._mean)
         self.map, self._slopes = coordinates(moment, slopes.T @ slopes / len(slopes))
         self._both = self.map / (1 + self._slopes).sqrt() if self.tables.tied else self.map
-        drawn = self._sample.states
         known = torch.cat([drawn[:: max(1, len(drawn) // BACKGROUND_STATES)], self._first_states])
         self._background, self._error = fitted_background(
             self.targets * self._update + self.taken.head, known, self.states.head, self.map

@@ -65,8 +65,6 @@ class SentenceRows:
 
     head: Tensor
     """(V, D) -dL/dW of the head's table, with L the summed loss; if the tables are tied, the part of the inputs is in it."""
-    background: Tensor
-    """(V, D) the sum of p_i(v) h_i alone."""
     states: Tensor
     """(N, D) inputs of the head at all places with a target."""
     inputs: tuple[Tensor, ...]
@@ -88,7 +86,7 @@ def rows_of(seen: Observation, sentences: Sequence[Sequence[int]], tables: WordT
     """
     shape = seen.model.get_parameter(tables.head).shape
     device = next(seen.model.parameters()).device
-    head, background = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+    head = torch.zeros(shape, device=device)
     states: list[Tensor] = []
     inputs: list[Tensor] = []
     for chunk in _chunks(sentences):
@@ -96,14 +94,12 @@ def rows_of(seen: Observation, sentences: Sequence[Sequence[int]], tables: WordT
         given, made, slopes = simulated(seen.model, ids, mask)
         kept = mask[:, 1:].bool()  # (S, T - 1) places with a target
         h, logits, targets = given[:, :-1][kept], made[:, :-1][kept], ids[:, 1:][kept]
-        expected = logits.softmax(dim=1).T @ h  # (V, D)
-        background += expected
-        head.index_add_(0, targets, h).sub_(expected)
+        head.index_add_(0, targets, h).sub_(logits.softmax(dim=1).T @ h)
         if tables.tied:
             head.index_add_(0, ids[mask.bool()], -slopes[mask.bool()])
         states.append(h)
         inputs.extend(-slopes[row, : len(sentence)] for row, sentence in enumerate(chunk))
-    return SentenceRows(head, background, torch.cat(states) if states else head[:0], tuple(inputs))
+    return SentenceRows(head, torch.cat(states) if states else head[:0], tuple(inputs))
 
 
 def _chunks(sentences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

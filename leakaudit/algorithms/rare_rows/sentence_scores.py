@@ -58,14 +58,17 @@ class Scored:
     """Log-odds in nats of its rows: it is in the batch, or nothing is known of them."""
     state: Tensor
     """(D,) the head's input at its last token."""
-    found: bool
-    """Whether its rows agree so well that it is the whole sentence."""
-    proved: bool
-    """Whether they agree to rounding."""
+    proved: bool = False
+    """Whether its rows agree to rounding."""
     targets: float = 0.0
     """N, the number of targets of the batch, as the row that agrees best tells it; 0 if none does."""
     left: float = math.inf
     """Part of the squares of its rows that it does not explain; infinity if it is not found."""
+
+    @property
+    def found(self) -> bool:
+        """Whether its rows agree so well that it is the whole sentence."""
+        return self.left < math.inf
 
 
 class SentenceScores:
@@ -87,6 +90,7 @@ class SentenceScores:
             self._white = rest.input_map()
             self._white_inputs = inputs @ self._white
         self._number = {token: number for number, token in enumerate(self.rows.tokens.tolist())}
+        self._counts: dict[int, float] = dict(zip(self.rows.tokens.tolist(), self.rows.counts.tolist(), strict=True))
 
     def fits(self, used: dict[int, int], tokens: Sequence[int]) -> bool:
         """Return whether the rows hold enough states for a sentence.
@@ -102,8 +106,7 @@ class SentenceScores:
 
     def count(self, token: int) -> float:
         """Return how many states a token's row holds; infinity if it has no row."""
-        number = self._number.get(token)
-        return float("inf") if number is None else float(self.rows.counts[number])
+        return self._counts.get(token, math.inf)
 
     def score(self, sentences: Sequence[tuple[int, ...]]) -> list[Scored]:
         """Simulate sentences, each alone, and compare what they add with the rows.
@@ -141,8 +144,8 @@ class SentenceScores:
             gains, proved = gains + more, agreement is not None
         evidence, state = float(gains.sum()), states[-1].clone()
         if agreement is None:
-            return Scored(tokens, evidence, state, False, False)
-        return Scored(tokens, evidence, state, True, proved, agreement.targets, agreement.left)
+            return Scored(tokens, evidence, state)
+        return Scored(tokens, evidence, state, proved, agreement.targets, agreement.left)
 
     def _head_gains(self, numbers: Tensor, added: Tensor, targets: Tensor) -> tuple[Tensor, _Agreement | None]:
         """Return (k,) evidence of the head's rows, and how they agree if they do."""
