@@ -19,6 +19,8 @@ from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows
 from leakaudit.algorithms.rare_rows.sentence_choice import TakenStates
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables, rows_of
 from leakaudit.algorithms.rare_rows.sentence_scores import SentenceScores
+from leakaudit.algorithms.rare_rows.sentence_simulations import Simulations
+from leakaudit.algorithms.rare_rows.update_pull import UpdatePull
 from leakaudit.attacks.rare_rows import RareRows
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
@@ -76,6 +78,10 @@ def _softmaxs_share(seen: Observation, sentences: Sentences) -> Tensor:
     return torch.zeros_like(made.head).index_add(0, targets, states) - made.head
 
 
+def _scores(seen: Observation) -> SentenceScores:
+    return SentenceScores(Rest(seen, find_tables(seen), generator(0)), Simulations(seen))
+
+
 def _recover(seen: Observation, seconds: float = 300.0) -> Reconstruction:
     return RareRows()(seen, generator(0), Budget(seconds))
 
@@ -113,9 +119,7 @@ def test_tied_tables_give_back_most_of_them() -> None:
 
 def test_a_sentence_is_proved_by_its_own_rows_where_tables_are_not_tied() -> None:
     sentences = _sentences()
-    scores = SentenceScores(
-        Rest(_observe(_gpt2(False), sentences), find_tables(_observe(_gpt2(False), sentences)), generator(0))
-    )
+    scores = _scores(_observe(_gpt2(False), sentences))
     right = scores.score(sentences)
     wrong = scores.score([(*one[:-1], one[-1] % (WORDS - 1) + 1) for one in sentences])
     assert sum(one.proved for one in right) >= 0.8 * len(sentences)
@@ -127,14 +131,14 @@ def test_a_sentence_is_proved_by_its_own_rows_where_tables_are_not_tied() -> Non
 def test_what_agrees_without_its_end_is_no_proof() -> None:
     sentences = _sentences()
     seen = _observe(_gpt2(False), sentences)
-    scores = SentenceScores(Rest(seen, find_tables(seen), generator(0)))
+    scores = _scores(seen)
     assert not any(one.found for one in scores.score([one[:-1] for one in sentences]))
 
 
 def test_found_sentences_take_states_and_give_way_to_better_continuations() -> None:
     sentences = _sentences()
     seen = _observe(_gpt2(False), sentences)
-    scores = SentenceScores(Rest(seen, find_tables(seen), generator(0)))
+    scores = _scores(seen)
     right = next(one for one in scores.score(sentences) if one.found and scores.count(one.tokens[-2]) == 1)
     shorter = replace(right, tokens=right.tokens[:-1], left=2 * right.left)
     taken = TakenStates(scores)
@@ -145,6 +149,66 @@ def test_found_sentences_take_states_and_give_way_to_better_continuations() -> N
     assert taken.leave((*right.tokens[:-1], right.tokens[0]))
     taken.add(right)
     assert not taken.leave((*right.tokens[:-1], right.tokens[0]))
+
+
+def _first_among(pull: UpdatePull, prefixes: list[tuple[int, ...]], among: Tensor) -> float:
+    """Return the share of prefixes whose own last token is the most likely one."""
+    right = [int((among == one[-1]).nonzero()) for one in prefixes]
+    best = [int(pull.start(torch.tensor([one[:-1]]), among).argmax()) for one in prefixes]
+    return sum(one == other for one, other in zip(best, right, strict=True)) / len(right)
+
+
+def _prefixes(sentences: Sentences) -> list[tuple[int, ...]]:
+    return [one[:end] for one in sentences for end in range(2, len(one) + 1)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_attentions_update_pulls_at_the_next_tokens_of_the_batch(tied: bool) -> None:
+    """No row of a word table is used, so the tables may be frozen."""
+    sentences = _sentences()
+    model = _gpt2(tied)
+    seen = _observe(model, sentences, frozen=tuple({f"{table}.weight" for table in ("transformer.wte", "lm_head")}))
+    drawn = torch.randint(1, WORDS, (256, LONGEST), generator=generator(2))
+    among = torch.tensor(sorted({token for one in sentences for token in one}))
+    pull = UpdatePull(seen, drawn)
+    pull.learn(float(sum(map(len, sentences)) - len(sentences)), [])
+    batch, other = _prefixes(sentences), _prefixes(tuple(one[::-1] for one in sentences))
+    assert _first_among(pull, batch, among) > 0.3
+    assert _first_among(pull, other, among) < 0.15
+
+
+def test_nothing_is_left_to_follow_when_all_sentences_are_taken_out() -> None:
+    sentences = _sentences()
+    seen = _observe(_gpt2(False), sentences)
+    rest = Rest(seen, find_tables(seen), generator(0))
+    among = torch.tensor(sorted({token for one in sentences for token in one}))
+    rest.take(list(sentences[:12]), float(sum(map(len, sentences)) - len(sentences)))
+    taken, left = (_first_among(rest.pull, _prefixes(part), among) for part in (sentences[:12], sentences[12:]))
+    assert taken < 0.1
+    assert left > 0.3
+
+
+def test_without_the_attentions_update_the_rows_search_alone() -> None:
+    sentences = _sentences()
+    model = _gpt2(False)
+    frozen = tuple(name for name, _ in model.named_parameters() if "attn" in name)
+    seen = _observe(model, sentences, frozen)
+    assert not Rest(seen, find_tables(seen), generator(0)).pull.known
+    assert _exact(_recover(seen), sentences) >= 0.9 * len(sentences)
+
+
+def test_sentences_are_simulated_once_for_a_round_and_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences = _sentences()
+    simulations = Simulations(_observe(_gpt2(False), sentences))
+    first = simulations.of(sentences)
+    monkeypatch.setattr(Simulations, "_simulated", lambda *_: pytest.fail("a known sentence was simulated again"))
+    simulations.next_round()
+    again = simulations.of(sentences[::-1])
+    assert all(one is other for pair in zip(first, again[::-1], strict=True) for one, other in zip(*pair, strict=True))
+    simulations.next_round()
+    simulations.next_round()
+    with pytest.raises(pytest.fail.Exception, match="simulated again"):
+        simulations.of(sentences)
 
 
 def test_the_softmaxs_share_is_fitted_to_the_rows_of_absent_tokens() -> None:

@@ -6,8 +6,8 @@ Encoders (`encoder`): a word that occurs once leaves in its row of the word embe
 words between them; under dropout `insertion` adds frequent words.
 
 Language models (`decoder_reader`): the head's row of a token holds the final states of the prefixes that the token follows.
-`next_token_rows` tests prefixes against them, `sentence_beam` grows sentences, `sentence_scores` judges them by what they would add to the
-rows, `sentence_rows` and `decoder_rest` take found sentences out of all rows.
+`next_token_rows` tests prefixes against them, and `update_pull` against the update of the attention's output layers. `sentence_beam` grows sentences,
+`sentence_scores` judges them by what they would add to the rows, `sentence_rows` and `decoder_rest` take found sentences out of all rows.
 
 The package may import `plugins`, `models`, the public half of `client`, and other algorithms.
 """
@@ -31,5 +31,7 @@ __all__ = [
     "sentence_choice",
     "sentence_rows",
     "sentence_scores",
+    "sentence_simulations",
     "sentences",
+    "update_pull",
 ]

@@ -5,6 +5,7 @@ Letters: n prefixes, T tokens, D hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ START_CHUNK = 4096
 class PrefixStates:
     """The head's inputs at the ends of prefixes of one length, with cached keys."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> None:
         """Start without prefixes.
 
         Args:
             model: a causal language model; it is left as it was.
+            weights: parameter name -> tensor that replaces the model's own.
         """
-        self._model = model
+        self._model, self._weights = model, weights
         self.head: Any = model.get_output_embeddings()  # type: ignore[operator]  # a method of every transformers model
         self._cache: Any = None
         self.paths = torch.zeros(0, 0, dtype=torch.long)
@@ -33,8 +35,12 @@ class PrefixStates:
 
     def alone(self, paths: Tensor) -> Tensor:
         """Return the states (n, D) of prefixes (n, T), and keep nothing."""
-        parts = [run_until(self._model, part, self.head)[:, -1] for part in paths.split(START_CHUNK)]
+        parts = [self._given(part)[:, -1] for part in paths.split(START_CHUNK)]
         return torch.cat(parts).float()
+
+    def all_of(self, paths: Tensor) -> Tensor:
+        """Return the states (n T, D) at all tokens of paths (n, T), and keep nothing."""
+        return self._given(paths).flatten(0, 1).float()
 
     def start(self, paths: Tensor) -> Tensor:
         """Keep prefixes (n, T) and return their states (n, D)."""
@@ -60,5 +66,7 @@ class PrefixStates:
 
     def _run(self, ids: Tensor) -> Tensor:
         mask = torch.ones_like(self.paths)
-        given = run_until(self._model, ids, self.head, attention_mask=mask, past_key_values=self._cache, use_cache=True)
-        return given[:, -1].float()
+        return self._given(ids, attention_mask=mask, past_key_values=self._cache, use_cache=True)[:, -1].float()
+
+    def _given(self, ids: Tensor, **more: Any) -> Tensor:
+        return run_until(self._model, ids, self.head, weights=self._weights, **more)

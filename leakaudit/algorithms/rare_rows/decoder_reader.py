@@ -19,6 +19,7 @@ from leakaudit.algorithms.rare_rows.decoder_rest import Rest
 from leakaudit.algorithms.rare_rows.sentence_beam import grow_sentences
 from leakaudit.algorithms.rare_rows.sentence_rows import find_tables
 from leakaudit.algorithms.rare_rows.sentence_scores import Scored, SentenceScores
+from leakaudit.algorithms.rare_rows.sentence_simulations import Simulations
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -86,6 +87,7 @@ class Pursuit:
         """Prepare the rows; see `recover_decoder`."""
         self._seen, self._budget = seen, budget
         self.rest = Rest(seen, find_tables(seen), rng)
+        self._simulations = Simulations(seen)
         bound = seen.facts.vocabulary.max_length
         self._longest = min(longest_length(seen) or bound, bound)
         self.found: list[Scored] = []
@@ -95,7 +97,8 @@ class Pursuit:
         """Find sentences until nothing new comes or the budget is used up."""
         wider = 1
         for _ in range(MOST_ROUNDS):
-            scores = SentenceScores(self.rest)
+            self._simulations.next_round()
+            scores = SentenceScores(self.rest, self._simulations)
             grown = grow_sentences(scores, self.rest.starts(), self._longest, self._budget, wider)
             new = _compatible(scores, (one for one in grown if one.found))
             self.guessed = _compatible(scores, (one for one in grown if one.evidence > GUESSED), new)

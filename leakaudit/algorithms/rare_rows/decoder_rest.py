@@ -13,6 +13,7 @@ from leakaudit.algorithms.rare_rows.decoder_background import fitted_background
 from leakaudit.algorithms.rare_rows.decoder_prefixes import PrefixStates
 from leakaudit.algorithms.rare_rows.next_token_rows import NextTokenRows, coordinates
 from leakaudit.algorithms.rare_rows.sentence_rows import SentenceRows, WordTables, rows_of
+from leakaudit.algorithms.rare_rows.update_pull import UpdatePull
 from leakaudit.client.observation import Observation
 
 SAMPLES = 256
@@ -105,6 +106,8 @@ class Rest:
         if len(share):
             self._sample = rows_of(seen, self._drawn(rng, rows.tokens, share).tolist(), tables)
             self._learn()
+        self.pull = UpdatePull(seen, self.states.paths)
+        self.pull.learn(self.targets, [])
 
     def starts(self) -> list[tuple[int, ...]]:
         """Return the beginnings that sentences may have.
@@ -124,6 +127,7 @@ class Rest:
         self.targets = targets
         self.taken, self._taken_tokens = rows_of(self.seen, sentences, self.tables), list(sentences)
         self._learn()
+        self.pull.learn(targets, sentences)
 
     def left_targets(self) -> float:
         """Return how many targets the sentences have that were not taken out."""

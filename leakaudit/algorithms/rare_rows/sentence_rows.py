@@ -140,10 +140,24 @@ def simulated(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     try:
         with torch.enable_grad():
             logits = model(input_ids=ids, attention_mask=mask).logits
-            targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
-            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="sum")
-            slopes = torch.autograd.grad(loss, vectors[-1])[0]
+            slopes = torch.autograd.grad(_summed(logits, ids, mask), vectors[-1])[0]
     finally:
         for handle in handles:
             handle.remove()
     return given[-1].float(), logits.detach().float(), slopes.float()
+
+
+def summed_loss(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the loss (scalar) of all next tokens, summed.
+
+    Args:
+        model: a causal language model; it is left as it was.
+        ids: (S, T) token ids, padded.
+        mask: (S, T) 1 at tokens, 0 at padding.
+    """
+    return _summed(model(input_ids=ids, attention_mask=mask).logits, ids, mask)
+
+
+def _summed(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="sum")

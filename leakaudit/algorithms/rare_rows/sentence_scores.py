@@ -18,12 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.rare_rows.decoder_rest import Rest
-from leakaudit.algorithms.rare_rows.sentence_rows import simulated
-
-CHUNK = 128
-"""Sentences of one forward and backward pass. Our choice: their predicted distributions take 0.1 GB for ten tokens and 20,000 words."""
+from leakaudit.algorithms.rare_rows.sentence_simulations import Simulations
 
 MISSING = 30.0
 """Evidence in nats against a target that no row shows. Our choice: nearly all true targets have a row."""
@@ -74,13 +70,14 @@ class Scored:
 class SentenceScores:
     """Scores sentences against the rows that are left."""
 
-    def __init__(self, rest: Rest) -> None:
+    def __init__(self, rest: Rest, simulations: Simulations) -> None:
         """Keep the rows as they are now.
 
         Args:
             rest: what is left of the update.
+            simulations: simulates the sentences.
         """
-        self.rest, self.rows = rest, rest.rows()
+        self.rest, self.rows, self._simulations = rest, rest.rows(), simulations
         self._null = self.rows.likelihood(
             torch.arange(len(self.rows.tokens), device=rest.head.device), self.rows.rows, self.rows.counts
         )
@@ -114,16 +111,9 @@ class SentenceScores:
         Args:
             sentences: token ids, at least one each.
         """
-        found: dict[int, Scored] = {}
-        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-        for start in range(0, len(order), CHUNK):
-            part = order[start : start + CHUNK]
-            ids, mask = padded_batch(self.rest.seen, [sentences[number] for number in part])
-            states, _, slopes = simulated(self.rest.seen.model, ids, mask)
-            for row, number in enumerate(part):
-                length = len(sentences[number])
-                found[number] = self._scored(sentences[number], states[row, :length], -slopes[row, :length])
-        return [found[number] for number in range(len(sentences))]
+        return [
+            self._scored(tokens, *made) for tokens, made in zip(sentences, self._simulations.of(sentences), strict=True)
+        ]
 
     def _scored(self, tokens: tuple[int, ...], states: Tensor, inputs: Tensor) -> Scored:
         words = list(dict.fromkeys(tokens))
@@ -142,7 +132,7 @@ class SentenceScores:
             which = torch.tensor(words, device=states.device)
             more, agreement = self._input_gains(which, summed, own[:-1], single)
             gains, proved = gains + more, agreement is not None
-        evidence, state = float(gains.sum()), states[-1].clone()
+        evidence, state = float(gains.sum()), states[-1]
         if agreement is None:
             return Scored(tokens, evidence, state)
         return Scored(tokens, evidence, state, proved, agreement.targets, agreement.left)

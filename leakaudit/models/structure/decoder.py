@@ -80,6 +80,28 @@ def _reads_prefix(model: nn.Module, ids: Tensor, reader: Call) -> bool:
     return far.tolist() == [False, True, True, True]
 
 
+def attention_outputs(model: nn.Module) -> tuple[Projection, ...]:
+    """Return the layer of each block that reads what its attention returns.
+
+    It is the first linear layer behind those that read the attention's input. A block without such a layer is left out. The model stays
+    unchanged.
+
+    Raises:
+        AnatomyError: the model has no list of blocks.
+    """
+    calls = trace_tokens(model)
+    first, _ = first_block(model, calls)
+    stem = first.removesuffix("0")
+    found = []
+    for number in dict.fromkeys(call.name[len(stem) :].split(".")[0] for call in calls if call.name.startswith(stem)):
+        inside = [call for call in calls if call.name.startswith(f"{stem}{number}.")]
+        if any(map(is_linear, inside)):
+            behind = inside[inside.index(attention_readers(f"{stem}{number}", inside)[-1]) + 1 :]
+            output = next((call for call in behind if is_linear(call) and call.given.dim() == 3), None)
+            found += [] if output is None else [projection_of(model, output)]
+    return tuple(found)
+
+
 def find_tail(model: nn.Module) -> Tail:
     """Find the last linear layer before the head; no attention may follow it.
 
