@@ -26,7 +26,7 @@ Simulated = tuple[Tensor, Tensor]
 
 
 class Simulations:
-    """Simulates sentences, each alone, and keeps those of this round and of the last one."""
+    """Simulates sentences, each alone, and keeps them for a round and the next."""
 
     def __init__(self, seen: Observation) -> None:
         """Start without sentences.

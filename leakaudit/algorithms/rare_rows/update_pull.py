@@ -49,7 +49,8 @@ class UpdatePull:
         """
         self._seen, self._drawn = seen, drawn
         self._layers = [layer for layer in attention_outputs(seen.model) if layer.weight in seen.update]
-        self._white = [(_inverse(given), _inverse(slopes)) for given, slopes in self._second_moments()]
+        moments = self._second_moments() if self._layers else []
+        self._white = [(_inverse(given), _inverse(slopes)) for given, slopes in moments]
         self._sides: tuple[PrefixStates, PrefixStates] | None = None
         self._usual = torch.zeros(2, 0)
 
