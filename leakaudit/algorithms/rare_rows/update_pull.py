@@ -21,6 +21,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.rare_rows.decoder_prefixes import PrefixStates
 from leakaudit.algorithms.rare_rows.sentence_rows import summed_loss
 from leakaudit.client.observation import Observation
+from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.decoder import attention_outputs
 from leakaudit.models.structure.layers import Projection
 
@@ -48,7 +49,7 @@ class UpdatePull:
             drawn: (n, T) token ids of drawn sentences.
         """
         self._seen, self._drawn = seen, drawn
-        self._layers = [layer for layer in attention_outputs(seen.model) if layer.weight in seen.update]
+        self._layers = _shared_layers(seen)
         moments = self._second_moments() if self._layers else []
         self._white = [(_inverse(given), _inverse(slopes)) for given, slopes in moments]
         self._sides: tuple[PrefixStates, PrefixStates] | None = None
@@ -142,6 +143,14 @@ class UpdatePull:
     def _traced(self, ids: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's inputs (n T, ...), and the gradients at its outputs."""
         return _traced(self._seen.model, self._layers, ids, mask)
+
+
+def _shared_layers(seen: Observation) -> list[Projection]:
+    """Return the attention's output layers whose update is shared."""
+    try:
+        return [layer for layer in attention_outputs(seen.model) if layer.weight in seen.update]
+    except AnatomyError:  # the rows alone propose tokens then
+        return []
 
 
 def _traced(model: nn.Module, layers: Sequence[Projection], ids: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
