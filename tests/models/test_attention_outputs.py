@@ -1,4 +1,4 @@
-"""The layer of each block that reads what its attention returns is found by running the model."""
+"""The layers that read what attention returns are found by running the model."""
 
 from __future__ import annotations
 
