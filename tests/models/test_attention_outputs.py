@@ -14,19 +14,19 @@ from tests.support.tiny import hf
 SIZES: dict[str, Any] = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def _gpt2() -> nn.Module:
+def _gpt2() -> Any:
     return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=16))
 
 
-def _llama() -> nn.Module:
+def _llama() -> Any:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, intermediate_size=48, num_key_value_heads=2))
 
 
-def _gpt_neox() -> nn.Module:
+def _gpt_neox() -> Any:
     return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SIZES, intermediate_size=48, max_position_embeddings=16))
 
 
-def _bert() -> nn.Module:
+def _bert() -> Any:
     return hf.BertForSequenceClassification(hf.BertConfig(**SIZES, intermediate_size=48))
 
 
