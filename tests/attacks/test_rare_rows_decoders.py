@@ -167,7 +167,7 @@ def test_the_attentions_update_pulls_at_the_next_tokens_of_the_batch(tied: bool)
     """No row of a word table is used, so the tables may be frozen."""
     sentences = _sentences()
     model = _gpt2(tied)
-    seen = _observe(model, sentences, frozen=tuple({f"{table}.weight" for table in ("transformer.wte", "lm_head")}))
+    seen = _observe(model, sentences, frozen=("transformer.wte.weight", "lm_head.weight"))
     drawn = torch.randint(1, WORDS, (256, LONGEST), generator=generator(2))
     among = torch.tensor(sorted({token for one in sentences for token in one}))
     pull = UpdatePull(seen, drawn)
@@ -177,7 +177,7 @@ def test_the_attentions_update_pulls_at_the_next_tokens_of_the_batch(tied: bool)
     assert _first_among(pull, other, among) < 0.15
 
 
-def test_nothing_is_left_to_follow_when_all_sentences_are_taken_out() -> None:
+def test_the_update_no_longer_pulls_at_sentences_that_were_taken_out() -> None:
     sentences = _sentences()
     seen = _observe(_gpt2(False), sentences)
     rest = Rest(seen, find_tables(seen), generator(0))

@@ -132,7 +132,7 @@ class SentenceScores:
             which = torch.tensor(words, device=states.device)
             more, agreement = self._input_gains(which, summed, own[:-1], single)
             gains, proved = gains + more, agreement is not None
-        evidence, state = float(gains.sum()), states[-1]
+        evidence, state = float(gains.sum()), states[-1].clone()  # a view would keep all states
         if agreement is None:
             return Scored(tokens, evidence, state)
         return Scored(tokens, evidence, state, proved, agreement.targets, agreement.left)

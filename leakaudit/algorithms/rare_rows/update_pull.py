@@ -12,7 +12,7 @@ Letters: n prefixes, T tokens, D hidden size, M tokens that may follow, N target
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class UpdatePull:
         size = SHIFT * sum(float(own[name].square().sum()) for name in step) ** 0.5 / length
         against, along = ({name: own[name] + sign * size * one for name, one in step.items()} for sign in (-1, 1))
         self._sides = PrefixStates(self._seen.model, against), PrefixStates(self._seen.model, along)
-        found = self._of_drawn() @ self._head.T  # (n, V)
+        found = self._moved(lambda side: side.all_of(self._drawn[:COMPARED])) @ self._head.T  # (n, V)
         self._usual = torch.stack([found.mean(dim=0), found.std(dim=0).clamp_min(1e-30)])
 
     @property
@@ -87,9 +87,7 @@ class UpdatePull:
         Returns:
             (n, M) in standard deviations, over the tokens, of what is usual for each.
         """
-        assert self._sides is not None
-        against, along = (side.start(paths) for side in self._sides)
-        return self._pulled(against - along, tokens)
+        return self._pulled(self._moved(lambda side: side.start(paths)), tokens)
 
     def extend(self, rows: Tensor, added: Tensor, tokens: Tensor) -> Tensor:
         """Replace the prefixes by continued ones, and return the same for them.
@@ -99,9 +97,7 @@ class UpdatePull:
             added: (n,) one token for each.
             tokens: (M,) tokens that may follow.
         """
-        assert self._sides is not None
-        against, along = (side.extend(rows, added) for side in self._sides)
-        return self._pulled(against - along, tokens)
+        return self._pulled(self._moved(lambda side: side.extend(rows, added)), tokens)
 
     @property
     def _head(self) -> Tensor:
@@ -113,17 +109,19 @@ class UpdatePull:
         found = (moved @ self._head[tokens].T - usual[0]) / usual[1]
         return (found - found.mean(dim=1, keepdim=True)) / found.std(dim=1, keepdim=True).clamp_min(1e-30)
 
-    def _of_drawn(self) -> Tensor:
-        """Return (n, D) derivatives of the states of drawn sentences."""
+    def _moved(self, states: Callable[[PrefixStates], Tensor]) -> Tensor:
+        """Return (n, D) how far states move along the update, up to one factor."""
         assert self._sides is not None
-        against, along = (side.all_of(self._drawn[:COMPARED]) for side in self._sides)
+        against, along = map(states, self._sides)
         return against - along
 
     def _direction(self, targets: float, taken: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         left = {layer.weight: targets * self._seen.update[layer.weight].float() for layer in self._layers}
         for start in range(0, len(taken), CHUNK):
             ids, mask = padded_batch(self._seen, taken[start : start + CHUNK])
-            for layer, (given, slopes) in zip(self._layers, self._traced(ids, mask), strict=True):
+            for layer, (given, slopes) in zip(
+                self._layers, _traced(self._seen.model, self._layers, ids, mask), strict=True
+            ):
                 left[layer.weight] -= given.T @ slopes if layer.input_first else slopes.T @ given
         step = {}
         for layer, (given, slopes) in zip(self._layers, self._white, strict=True):
@@ -135,14 +133,10 @@ class UpdatePull:
         """Return second moments of each layer's inputs, and of its gradients."""
         sums: list[tuple[Tensor, Tensor]] = []
         for part in self._drawn.split(CHUNK):
-            traced = self._traced(part, torch.ones_like(part))
+            traced = _traced(self._seen.model, self._layers, part, torch.ones_like(part))
             squares = [(given.T @ given, slopes.T @ slopes) for given, slopes in traced]
             sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, squares, strict=True)] if sums else squares
         return [(given / self._drawn.numel(), slopes / self._drawn.numel()) for given, slopes in sums]
-
-    def _traced(self, ids: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each layer's inputs (n T, ...), and the gradients at its outputs."""
-        return _traced(self._seen.model, self._layers, ids, mask)
 
 
 def _shared_layers(seen: Observation) -> list[Projection]:
@@ -154,6 +148,7 @@ def _shared_layers(seen: Observation) -> list[Projection]:
 
 
 def _traced(model: nn.Module, layers: Sequence[Projection], ids: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return each layer's inputs (n T, ...), and the gradients at its outputs."""
     given: dict[str, Tensor] = {}
     made: dict[str, Tensor] = {}
 
