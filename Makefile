@@ -1,16 +1,17 @@
-# Five verbs: demo, test, integrations, check, bench. Each makes its own environment in .venv and installs what was tested together.
+# Six verbs: demo, test, integrations, check, bench, gpu. All but gpu make their own environment in .venv and install what was tested together.
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 AXOLOTL := .venv-axolotl
+GPU_PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One thread a process: the models are small, and in the demo trainer and auditor share the machine.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test integrations check bench clean
+.PHONY: demo test integrations check bench gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
@@ -31,6 +32,11 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.span
+
+# At most eight minutes on a machine with a GPU, with the interpreter that has torch there; no environment is made, no network is used.
+gpu:
+	@$(GPU_PYTHON) -m tests.benchmarks.gpu --check
+	$(GPU_PYTHON) -m tests.benchmarks.page docs/measurements/gpu.md --section "A GPU against the CPU" -- tests.benchmarks.gpu
 
 clean:
 	rm -rf build dist *.egg-info leakaudit.egg-info .mypy_cache .ruff_cache .pytest_cache leakaudit-demo leakaudit-out

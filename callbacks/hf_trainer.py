@@ -11,6 +11,7 @@ Put it last among the callbacks, so that it sees what the others do to the gradi
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -105,8 +106,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)  # without its events nothing would be kept, and the user would not learn of it
         self._trainer = trainer
-        trainer.training_step = around(trainer.training_step, self._batch)
-        trainer.train = Ending(self._ended)(trainer.train)
+        observe(trainer, self._batch, self._ended)
 
     @entry
     def _batch(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> None:
@@ -184,6 +184,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def _trainer_context(self) -> TrainerContext:
         event, trainer = self._event, self._trainer
         model = event.objects["model"]
+        if trainer is not None and trainer.model is not model:
+            trainer = None  # a copy of the trainer shares its callbacks and trains another model
         called = None if trainer is None else trainer.model_wrapped
         # A user's subclass of a transformers model is audited as a whole: the known model inside it lacks the user's head.
         if self.num_labels is None and not isinstance(unwrapped(model), transformers.PreTrainedModel):
@@ -227,6 +229,77 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         self._trainer.log(numbers)
         if control is not None:  # `log` resets `should_log`: the trainer's own line of this step would be lost
             control.should_log = due
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What is noted of one trainer; the trainer holds it."""
+
+    trainer: int
+    """Identity of the trainer. A copied trainer has another one, so nothing is noted of it."""
+    kind: type
+    """The class whose methods note it."""
+    batch: Callable[..., object]
+    """Entry that is called with the arguments of each training step."""
+    ended: Ending
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle as None."""
+        return type(None), ()
+
+
+def observe(trainer: Any, batch: Callable[..., object], ended: Callable[[BaseException], object]) -> None:
+    """Note the batches of a trainer, and an exception that ends its training.
+
+    The trainer keeps its class, because the user's code may ask for it (`type(self)`). Two methods of that class note the batches of trainers
+    that are observed; of others they note nothing. If the class was not made by `type`, or the user replaced one of the methods on the object,
+    the methods are replaced on the object.
+
+    Args:
+        trainer: a `transformers.Trainer`.
+        batch: entry that is called with the arguments of each training step.
+        ended: entry that is called with the exception.
+    """
+    kind = type(trainer)
+    if type(kind) is not type or {"train", "training_step"} & vars(trainer).keys():
+        trainer.training_step = around(trainer.training_step, batch)
+        trainer.train = Ending(ended)(trainer.train)
+        return
+    vars(trainer)[_HELD] = _Noted(id(trainer), kind, batch, Ending(ended))
+    for name in ("training_step", "train"):
+        if not hasattr(vars(kind).get(name), _HELD):
+            setattr(kind, name, _noting(kind, name))
+
+
+_HELD = "_leakaudit_noted"
+"""Attribute in which a trainer holds what is noted of it, and by which our methods are known."""
+
+
+def _noting(kind: type, name: str) -> Callable[..., Any]:
+    """Return a method of a class that notes the trainers which are observed."""
+    own = vars(kind).get(name)
+
+    @functools.wraps(getattr(kind, name))
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(super(kind, self), name) if own is None else own.__get__(self, kind)
+        noted = _noted_of(self, kind)
+        if noted is None:
+            return call(*args, **kwargs)
+        if name == "train":
+            with noted.ended:
+                return call(*args, **kwargs)
+        noted.batch(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    setattr(observed, _HELD, True)
+    return observed
+
+
+@last_resort
+def _noted_of(trainer: Any, kind: type) -> _Noted | None:
+    """Return what is to be noted of a trainer in a method of a class."""
+    noted = vars(trainer).get(_HELD)
+    return noted if noted is not None and noted.trainer == id(trainer) and noted.kind is kind else None
 
 
 def _tokenizer(given: Any, model: Any) -> Any:

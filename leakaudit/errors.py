@@ -5,8 +5,8 @@
         UnknownPluginError          no attack, defence, metric or prior has that name
       PluginError                   a plugin's file or package does not register what it should
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
+        ModelNotVouchedError        a snapshot names code that makes its model, and the user did not name that code
         AnatomyError                a model's parts cannot be found by structure
-        LiveModelReachedError       a copy of the model in training is not proven to be separate from it
         PriorError                  a prior cannot be loaded, or its tokens do not match the model's
       DataError                     a data file is missing, empty or lacks a field
       SnapshotError                 a snapshot cannot be written or trusted
@@ -51,12 +51,12 @@ class ModelError(LeakAuditError):
     """A model or tokenizer cannot be loaded or rebuilt."""
 
 
+class ModelNotVouchedError(ModelError):
+    """A snapshot names code that makes its model, and the user did not name that code."""
+
+
 class AnatomyError(ModelError):
     """A model's parts cannot be found by structure."""
-
-
-class LiveModelReachedError(ModelError):
-    """A copy of the model is not proven separate from it; no attack may use the copy."""
 
 
 class PriorError(ModelError):
@@ -122,10 +122,17 @@ class RedactionError(LeakAuditError):
 
 
 def type_and_place(error: BaseException) -> str:
-    """Return the type of an exception and the line that raised it.
+    """Return the type of an exception, and the lines that raised it.
 
-    The message is left out, because it may hold private values.
+    The last line of this package on the way is named, and the line that raised the exception if it is another one. The message is left
+    out, because it may hold private values.
+
+    >>> type_and_place(KeyError("name of a patient"))
+    'KeyError'
     """
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    places = [f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in ours[-1:]]
+    if frames and frames[-1] not in ours[-1:]:
+        places.insert(0, f"{Path(frames[-1].filename).name}:{frames[-1].lineno}")
+    return type(error).__name__ + (f" at {', called from '.join(places)}" if places else "")

@@ -27,6 +27,8 @@ class ExitCode(IntEnum):
     """The side process ended because its trainer ended; the next side process audits the steps that it did not finish."""
     BUSY = 7
     """Another side process is at work on the folder, and audits its steps."""
+    TIME_LIMIT = 124
+    """The time limit of the command was reached, as for timeout(1). Results and report of finished attempts are written before."""
     INTERRUPTED = 130
     """Ctrl-C. The command writes the results of finished attempts before it ends."""
 

@@ -196,7 +196,9 @@ def _adapter(plugin: type, key: str) -> TypeAdapter[Any]:
 
 
 attacks: Registry[Any] = Registry(
-    "attack", "leakaudit.attacks", {"needs": "everything", "reads": "gradient", "blind": False, "token_limit": False}
+    "attack",
+    "leakaudit.attacks",
+    {"needs": "everything", "reads": "gradient", "blind": False, "token_limit": False, "slow": False},
 )
 defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
 metrics: Registry[Any] = Registry(

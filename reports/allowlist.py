@@ -38,9 +38,21 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
         }
     ),
     scores.RunInfo: frozenset(
-        {"id", "started", "finished", "tool", "battery", "text_mode", "seed", "command", "environment", "interrupted"}
+        {
+            "id",
+            "started",
+            "finished",
+            "tool",
+            "battery",
+            "text_mode",
+            "seed",
+            "command",
+            "environment",
+            "interrupted",
+            "simulated",
+        }
     ),
-    scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s"}),
+    scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s", "slow"}),
     scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
     scores.Regime: frozenset(
@@ -65,6 +77,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
         {
             "id",
             "step",
+            "seed",
             "epoch",
             "phase",
             "snapshot",
@@ -76,6 +89,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "sent",
             "n_sentences",
             "beyond_hidden",
+            "words_not_kept",
         }
     ),
     scores.Verification: frozenset(
@@ -109,7 +123,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "scores",
             "min_tokens_bucket",
             "long_enough",
-            "confidence",
+            "own_score",
             "proved",
             "reachable",
             "passes",
@@ -125,6 +139,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "steps",
             "sequences",
             "scores",
+            "spread",
             "texts_found",
             "guess_perplexity",
             "seconds_per_step",
@@ -137,7 +152,9 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.AttackEntry: frozenset({"label", "meaning", "source", "goal", "threat_model", "token_limit"}),
     scores.PluginEntry: frozenset({"label", "meaning", "source"}),
     scores.MetricEntry: frozenset({"label", "meaning", "source", "level", "higher_is_better"}),
-    scores.Controls: frozenset({"positive", "negative"}),
+    scores.Controls: frozenset({"positive", "negative", "kinds"}),
+    scores.Tally: frozenset({"k", "n"}),
+    scores.KindControl: frozenset({"k", "n", "by"}),
     scores.Control: frozenset({"k", "n", "note"}),
     scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),

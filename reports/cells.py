@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakaudit.gate.events import EVENTS
-from leakaudit.gate.policy import EvidencePolicy
+from leakaudit.gate.controls import trusted
+from leakaudit.gate.events import EVENTS, could_show
+from leakaudit.gate.evidence import gather
+from leakaudit.gate.policy import EvidencePolicy, Rule, Scope, default_policy
 from leakaudit.gate.wording import number, percent
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.wording import OUTCOMES
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import AS_SENT, seen_under, shipped_column
 from leakaudit.results.recovery import FOUND, Severity, severity
-from leakaudit.results.schema import Attempt, AttemptStatus, Catalogue, Missing, Results, Score
+from leakaudit.results.schema import Attempt, AttemptStatus, Missing, Results, Score
 from leakaudit.results.summary import pooled
 from leakaudit.results.wording import counted
 
@@ -23,7 +25,7 @@ OBSERVED = "none"
 
 
 _LEAKS = {
-    Severity.SENTENCE: "sentence leaked",
+    Severity.SENTENCE: "text leaked",
     Severity.WORDS: "words leaked",
     Severity.LABELS: "labels leaked",
 }
@@ -45,9 +47,9 @@ def state_of(attempts: Sequence[Attempt]) -> str:
         late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
         return "out of time" if late > _MOST_CENSORED * len(finished) else "no leak event"
     states = {a.status for a in attempts}
-    for status, word in ((AttemptStatus.ERROR, "error"), (AttemptStatus.NOT_APPLICABLE, "not applicable")):
+    for status in (AttemptStatus.ERROR, AttemptStatus.NOT_NEEDED, AttemptStatus.NOT_APPLICABLE):
         if status in states:
-            return word
+            return status.value.replace("_", " ")
     return "not run"
 
 
@@ -58,6 +60,8 @@ class Cell:
     state: str
     lines: tuple[str, ...]
     ships: bool
+    steps: tuple[str, ...] = ()
+    """Those of `lines` that count steps: how many leaked, were not judged, or are no evidence."""
 
     @property
     def css(self) -> str:
@@ -75,8 +79,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
 
     Its rates use verified steps only. Unverifiable steps that leaked are counted separately; the others are not evidence.
     """
-    steps = seen_under(results, defense).steps
-    bounding = {step.id for step in steps if step.verification.status.bounds}
+    bounding = {step.id for step in seen_under(results, defense).steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
     others = [a for a in attempts if a.step not in bounding and a.finished]
     proof = {a.step for a in others if severity([a])}
@@ -84,45 +87,100 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     state = state_of([*firm, *(a for a in others if a.step in proof)])
     if silent and not proof and not any(a.finished for a in firm):
         state = "unverifiable"
-    lines = _rate_lines(firm, len(proof), state)
+    unjudged, blind = _unjudged(results, firm, defense)
+    unjudged &= bounding
+    judged = [a for a in firm if a.step not in unjudged]
+    if state == "no leak event" and unjudged and not any(a.finished for a in judged):
+        state = "not judged"
+    said = _step_lines(judged, len(proof), len(unjudged), blind)
+    lines = [*said, *_rate_lines(judged, state, len(unjudged)), *_leak_lines(results, judged, defense)]
     finished = [a for a in firm if a.finished] or [a for a in others if a.step in proof]
     if not whole:
-        lines += [*_measure_lines(finished, results.catalogue), *_reach_lines(finished)]
+        lines += [*_measure_lines(finished, results), *_reach_lines(finished)]
     if not finished and not silent:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
         lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
     if silent:
-        lines.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
+        said.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
+        lines.append(said[-1])
     if finished and not whole:
         lines += _lost_lines(attempts)
-    return Cell(state, tuple(lines), ships=defense == shipped_column(results))
+    return Cell(state, tuple(lines), ships=defense == shipped_column(results), steps=tuple(said))
 
 
-def _rate_lines(firm: Sequence[Attempt], proofs: int, state: str) -> list[str]:
-    """Return lines on how many verified steps leaked, with the bound on the rate.
+def _unjudged(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[set[str], bool]:
+    """Return the steps about which the attacks of a cell can say nothing.
 
-    Further lines say what leaked, and how many steps ran out of time.
+    Return as well whether that is because none read its canary.
+
+    The gate's own count decides, for the first event that one of them can show.
     """
-    finished = [a for a in firm if a.finished]
-    steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
-    late = {a.step for a in finished if a.status is AttemptStatus.BUDGET_EXHAUSTED} - leaked
+    event = next((name for name in EVENTS_OF_CELLS if any(a.finished and could_show(a, name) for a in attempts)), None)
+    if event is None:
+        return set(), False
+    attacks = tuple(dict.fromkeys(a.attack for a in attempts))
+    rule = Rule(id="cell", event=event, max_count=0, scope=Scope(attack=attacks))
+    readers = trusted(results, default_policy(), rule) if results.controls.kinds else frozenset(attacks)
+    evidence = gather(results, rule, defense, readers)
+    leaked = {a.step for a in attempts if severity([a])}
+    blind = not readers & {*evidence.attacks}
+    nothing = {*evidence.unjudged_steps, *(evidence.values if blind else ())}
+    return nothing - leaked, blind and bool(evidence.values)
+
+
+EVENTS_OF_CELLS = ("exact_sequence", "all_words", "label_counts")
+"""The event of each kind that texts of any length can have."""
+
+
+def _step_lines(judged: Sequence[Attempt], proofs: int, unjudged: int, blind: bool) -> list[str]:
+    """Return lines on how many steps leaked, and how many were not judged."""
+    finished = [a for a in judged if a.finished]
+    steps, leaked, late = _steps_of(finished)
     extra = f"{counted(proofs, 'unverifiable step')}" if proofs else ""
     lines = []
     if steps and (leaked or len(late) < len(steps)):
         lines.append(f"{len(leaked)} of {counted(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
     elif extra:
         lines.append(extra)
+    if unjudged:
+        lines.append(f"{counted(unjudged, 'step')} not judged" + (": it did not read its canary" if blind else ""))
+    return lines
+
+
+def _steps_of(finished: Sequence[Attempt]) -> tuple[set[str], set[str], set[str]]:
+    """Return the steps, those that leaked, and those out of time without a leak."""
+    leaked = {a.step for a in finished if severity([a])}
+    return (
+        {a.step for a in finished},
+        leaked,
+        {a.step for a in finished if a.status is AttemptStatus.BUDGET_EXHAUSTED} - leaked,
+    )
+
+
+def _rate_lines(judged: Sequence[Attempt], state: str, unjudged: int) -> list[str]:
+    """Return lines with the bound on the rate, and on steps out of time."""
+    finished = [a for a in judged if a.finished]
+    steps, leaked, late = _steps_of(finished)
+    lines = []
     if len(steps) > 1 and not late and state != "in reach, not found":
-        k, n = len(leaked), len(steps)
-        least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k, n))
+        k, n = len(leaked), len(steps) + unjudged
+        least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k + unjudged, n))
         lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
-    events = dict.fromkeys(event for a in finished for event in a.events if event in EVENTS)
-    if events:
-        lines.append("leaked: " + ", ".join(EVENTS[event].noun for event in events))
     if late:
         lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
     return lines
+
+
+def _leak_lines(results: Results, judged: Sequence[Attempt], defense: str) -> list[str]:
+    """Return a line on each event that happened, with the counts of a rule on it."""
+    attacks = tuple(dict.fromkeys(a.attack for a in judged))
+    said = []
+    for event in dict.fromkeys(event for a in judged if a.finished for event in a.events if event in EVENTS):
+        rule = Rule(id="cell", event=event, max_count=0, scope=Scope(attack=attacks))
+        values = gather(results, rule, defense).values.values()
+        said.append(f"{EVENTS[event].noun} in {sum(value > 0 for value in values)} of {len(values)}")
+    return [f"leaked: {', '.join(said)}"] if said else []
 
 
 def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
@@ -136,9 +194,9 @@ def _late_line(attempts: Sequence[Attempt], late: int, steps: int) -> str:
     return f"{on}; until then {percent(recall)} of the tokens came back{right}"
 
 
-def _measure_lines(attempts: Sequence[Attempt], catalogue: Catalogue) -> list[str]:
+def _measure_lines(attempts: Sequence[Attempt], results: Results) -> list[str]:
     """Return lines with means, and a note if an attack cannot show word order."""
-    means = means_of(attempts, catalogue)
+    means = means_of(attempts, results)
     lines = ["mean " + ", ".join(means)] if means else []
     lines += [f"{found} (ROUGE-L above {number(FOUND)})"] if (found := found_in(attempts)) else []
     scored = {name for a in attempts for name, found in a.scores.items() if isinstance(found, Score)}
@@ -153,6 +211,7 @@ def _lost_lines(attempts: Sequence[Attempt]) -> list[str]:
         (AttemptStatus.ERROR, "crashed"),
         (AttemptStatus.NOT_APPLICABLE, "not applicable"),
         (AttemptStatus.SKIPPED, "skipped"),
+        (AttemptStatus.NOT_NEEDED, "not needed"),
     )
     counts = [(sum(a.status is status for a in attempts), word) for status, word in words]
     return [f"{counted(n, 'attempt')} {word}" for n, word in counts if n]

@@ -26,15 +26,17 @@ CLEAN, LATE, CRASH, BAND = "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
 COLOURS = (INK, MUTED, HAIRLINE, LEAK, WORDS, LABELS, CLEAN, LATE, CRASH, BAND)
 
 STATES: dict[str, tuple[str, str, bool]] = {
-    "sentence leaked": ("square", LEAK, True),
+    "text leaked": ("square", LEAK, True),
     "words leaked": ("diamond", WORDS, True),
     "labels leaked": ("triangle-down", LABELS, True),
     "in reach, not found": ("diamond", LATE, False),
     "out of time": ("triangle-up", LATE, False),
     "no leak event": ("circle", CLEAN, False),
     "error": ("cross", CRASH, True),
+    "not needed": ("M-1,-0.45H1V-0.1H-1ZM-1,0.1H1V0.45H-1Z", MUTED, True),
     "not applicable": ("M-1,-0.18H1V0.18H-1Z", MUTED, True),
     "unverifiable": ("M-0.18,-1H0.18V1H-0.18Z", MUTED, True),
+    "not judged": ("M-0.18,-1H0.18V1H-0.18Z", MUTED, False),
     "not run": ("M-0.5,-0.5L0.5,0.5M0.5,-0.5L-0.5,0.5", MUTED, False),
 }
 """Cell state -> shape, colour, whether the shape is filled."""

@@ -6,9 +6,13 @@ The counts of leaks use only steps in which both searches were finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from leakaudit.gate.events import EVENTS
+from leakaudit.gate.evidence import gather
+from leakaudit.gate.outcome import judge_numbers
+from leakaudit.gate.policy import ANY, Rule, Scope
 from leakaudit.results import bounds as stats
 from leakaudit.results.schema import Attempt, AttemptStatus, Results
 
@@ -21,6 +25,13 @@ class Outcomes:
     """
 
     by_step: dict[str, bool | None]
+    """The steps that the gate counts."""
+    unjudged: int = 0
+    """Steps that nobody could judge."""
+    lower: float = 0.0
+    """Lower bound of the leak rate, as the gate computes it."""
+    upper: float = 1.0
+    """Upper bound of the leak rate, as the gate computes it: a search that ran out of time counts as "no event"."""
 
     @property
     def leaked(self) -> int:
@@ -38,7 +49,17 @@ class Outcomes:
         return len(self.by_step) - self.finished
 
 
-def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str]) -> Outcomes:
+def outcomes(
+    results: Results,
+    defense: str,
+    event: str,
+    attacks: Sequence[str] = (),
+    trusted: AbstractSet[str] | None = None,
+    *,
+    min_tokens: int | None = None,
+    confidence: float = 0.95,
+    max_unjudged: float | None = None,
+) -> Outcomes:
     """Return the outcome of each step under `defense`.
 
     A step is not finished if an attack ran out of time without the event, or if a text was in reach of a search that gave up. More time
@@ -48,19 +69,26 @@ def outcomes(results: Results, defense: str, event: str, attacks: Sequence[str])
         results: the audit.
         defense: a defence of the battery; `none` is the update as the run sends it.
         event: the event to look for, by its name in a policy.
-        attacks: attacks that can show the event.
+        attacks: attacks that count; empty for any.
+        trusted: see `gather`.
+        min_tokens: number of tokens from which a text counts; None if the rule does not say it.
+        confidence: of each bound.
+        max_unjudged: see `judge_numbers`.
     """
+    scope = Scope(attack=tuple(attacks) or ANY)
+    rule = Rule(id="compared", event=event, max_count=0, scope=scope, min_tokens=min_tokens)
+    evidence = gather(results, rule, defense, trusted)
     found: dict[str, bool | None] = {}
-    for step in results.steps:
+    for step, leaked in evidence.values.items():
         mine = [
             a
             for a in results.attempts
-            if (a.step, a.defense) == (step.id, defense) and a.finished and (a.attack in attacks or event in a.events)
+            if (a.step, a.defense) == (step, defense) and a.finished and a.attack in evidence.attacks
         ]
-        outcome = _outcome(mine, event)
-        if mine and step.verification.status.attacked and (outcome or step.verification.status.bounds):
-            found[step.id] = outcome
-    return Outcomes(found)
+        found[step] = True if leaked else _unfinished(mine, event)
+    numbers = judge_numbers(rule, evidence, confidence, max_unjudged)
+    lower, upper = numbers.lower or 0.0, 1.0 if numbers.upper is None else numbers.upper
+    return Outcomes(found, evidence.unjudged, lower, upper)
 
 
 def compare(before: Outcomes, after: Outcomes) -> str:
@@ -87,13 +115,11 @@ def compare(before: Outcomes, after: Outcomes) -> str:
     return words
 
 
-def _outcome(attempts: Sequence[Attempt], event: str) -> bool | None:
+def _unfinished(attempts: Sequence[Attempt], event: str) -> bool | None:
+    """Return None if a search on a step without a leak was not finished, else False."""
     of_texts = {s.outcome for a in attempts for s in a.sequences if s.long_enough}
-    known = EVENTS.get(event)
-    if any(map(known.happened, attempts)) if known else any(event in a.events for a in attempts):
-        return True
     late = any(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in attempts)
-    gave_up = (known is None or known.of_texts) and "search gave up" in of_texts
+    gave_up = EVENTS[event].of_texts and "search gave up" in of_texts
     return None if late or gave_up else False
 
 

@@ -59,8 +59,8 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
     unverified = [f"{verdict.unverified_steps} left out, from another batch"] if verdict.unverified_steps else []
     unverified += [f"{verdict.unverifiable_steps} unverifiable"] if verdict.unverifiable_steps else []
     age = age_in_words(verdict.evidence_age_s) + " old" if verdict.evidence_age_s is not None else "of unknown age"
-    controls = ", ".join(f"{c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
-    trouble = ", ".join(f"{c.name} {c.state}" for c in verdict.controls if c.state != "ok")
+    controls = ", ".join(f"{c.kind or c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
+    trouble = ", ".join(f"{c.kind or c.name} {c.state}" for c in verdict.controls if c.state != "ok")
     return [
         Fact(
             "Rules",
@@ -68,7 +68,7 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
             f"and {counted(warned, 'warning')}" if warned else "",
         ),
         Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
-        Fact("Controls", controls, trouble or ("both as they should be" if verdict.controls else "")),
+        Fact("Controls", controls, trouble or ("all as they should be" if verdict.controls else "")),
         Fact("Evidence", age, f"valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""),
         Fact("Policy", verdict.policy, short_digest(verdict.policy_digest)),
     ]

@@ -28,7 +28,7 @@ from leakaudit.reports.header import facts, headline
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.strips import strip_in_words, strip_runs
-from leakaudit.reports.wording import BANNERS, MEANINGS, date_and_time, rounded
+from leakaudit.reports.wording import BANNERS, date_and_time, meaning, rounded
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import LENGTHS, TextMode
@@ -135,7 +135,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
         "verdict": verdict,
         "subject": f"{results.subject.model}, {rounded(results.subject.parameters)} parameters",
         "when": f", finished {date_and_time(results.run.finished)}" if results.run.finished else "",
-        "meaning": MEANINGS[verdict.verdict],
+        "meaning": meaning(verdict),
         "headline": headline(verdict),
         "facts": facts(results, verdict),
         "sections": [_rendered(section) for section in sections_of(redacted)],

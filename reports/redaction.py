@@ -23,7 +23,8 @@ from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
-from leakaudit.results.recovery import amount
+from leakaudit.results.lengths import without_counts
+from leakaudit.results.recovery import LEAST_SHARE, amount
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, TextMode
 
 
@@ -50,7 +51,8 @@ class Recovered:
     true: tuple[Run, ...] | None
     """The true text, with the recovered parts marked; only in mode full, else None."""
     guess: tuple[Run, ...] | None
-    """The guessed text; only in mode full, else None. Also None for a bag of tokens."""
+    """The guessed text; only in mode full, else None. Of a bag of tokens, the words of this text that it names, sorted; None if most of the
+    bag is wrong."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class LabelView:
     accuracy: float | None
     rows: tuple[tuple[str, int, int], ...] | None
     """(class, true count, recovered count); only in mode full, else None."""
+    size_known: bool = True
+    """Whether the attack knew how many examples the batch has; if not, it is judged by the share of each class."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def redact(
         results=public,
         verdict=verdict,
         sequences=tuple(sequences[:top_samples]),
-        labels=tuple(_labels(public, entries, mode)),
+        labels=tuple(_labels(public, entries, mode, _of_unknown_size(results))),
         hidden_sequences=max(0, len(sequences) - top_samples),
         hidden_environment=len(results.run.environment) - len(public.run.environment),
     )
@@ -192,6 +196,8 @@ def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:
     if mode is TextMode.HASH:
         hidden = tuple(s.model_copy(update={"strip": None}) for s in attempt.sequences)
         attempt = attempt.model_copy(update={"sequences": hidden})
+    if attempt.status is AttemptStatus.NOT_APPLICABLE and mode is not TextMode.FULL:
+        attempt = attempt.model_copy(update={"reason": without_counts(attempt.reason)})
     if attempt.status is not AttemptStatus.ERROR:
         return attempt
     found = ERROR_TYPE.match(attempt.reason)
@@ -240,6 +246,8 @@ def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mo
         true = runs(sample.true_pattern, sample.true_tokens)
         if sample.guess_pattern is not None:
             guess = runs(sample.guess_pattern, sample.guess_tokens or ())
+        elif (found.token_precision or 0.0) >= LEAST_SHARE:
+            guess = named(sample.true_pattern, sample.true_tokens)
     return Recovered(attempt.attack, attempt.defense, attempt.status, found, attempt.wall_s, found.strip, true, guess)
 
 
@@ -267,6 +275,20 @@ def runs(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
     return tuple(joined)
 
 
+def named(pattern: str, tokens: Sequence[str]) -> tuple[Run, ...]:
+    """Return the different tokens of a text that a bag names, sorted.
+
+    Each is a run of its own.
+
+    Args:
+        pattern: one `TokenMatch` for each token of the text.
+        tokens: the tokens as the tokenizer writes them.
+    """
+    marked = zip(pattern, tokens, strict=True) if len(pattern) == len(tokens) else ()
+    words = {token.lstrip("\u0120\u2581") for mark, token in marked if mark != TokenMatch.WRONG}
+    return tuple(Run(TokenMatch.UNIGRAM, 1, f" {word}") for word in sorted(words, key=str.casefold))
+
+
 def _pieces(tokens: Sequence[str]) -> list[str]:
     """Return one string for each token; joined they give the text.
 
@@ -284,7 +306,17 @@ def _pieces(tokens: Sequence[str]) -> list[str]:
     return pieces
 
 
-def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -> list[LabelView]:
+def _of_unknown_size(results: Results) -> frozenset[tuple[str, str, str]]:
+    """Return the attempts that did not know the batch size.
+
+    Nothing else of what an attack says of itself is shown.
+    """
+    return frozenset((a.step, a.attack, a.defense) for a in results.attempts if a.facts.get("batch_size_known") == 0.0)
+
+
+def _labels(
+    results: Results, entries: Sequence[JournalEntry], mode: TextMode, unsized: frozenset[tuple[str, str, str]]
+) -> list[LabelView]:
     """Return one view for each attempt that guessed labels."""
     kept = {
         (entry.labels.step, entry.labels.attack, entry.labels.defense): entry.labels
@@ -300,7 +332,8 @@ def _labels(results: Results, entries: Sequence[JournalEntry], mode: TextMode) -
             continue
         accuracy = score.value if isinstance(score, scores.Score) else None
         rows = _label_rows(sample, letters, mode) if sample is not None else None
-        views.append(LabelView(attempt.step, attempt.attack, attempt.defense, accuracy, rows))
+        known = (attempt.step, attempt.attack, attempt.defense) not in unsized
+        views.append(LabelView(attempt.step, attempt.attack, attempt.defense, accuracy, rows, known))
     return views
 
 

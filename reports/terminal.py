@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +18,21 @@ from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.reports.wording import MEANINGS
+from leakaudit.reports.wording import meaning
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
-from leakaudit.results.recovery import severity
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode
+from leakaudit.results.schema import AttemptStatus, Results, TextMode
 from leakaudit.results.wording import counted
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
 _STATES = {
-    "sentence leaked": "bold red",
+    "text leaked": "bold red",
     "words leaked": "red",
     "labels leaked": "dark_orange",
     "in reach, not found": "yellow",
     "out of time": "yellow",
     "no leak event": "green",
+    "not judged": "yellow",
     "error": "magenta",
 }
 _MOST_RULES = 8
@@ -82,7 +81,7 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         head.append(f" {plain(verdict.sentence)}")
         console.print(head, soft_wrap=True)
         return
-    head.append(f" {MEANINGS[verdict.verdict]}", style="bold")
+    head.append(f" {meaning(verdict)}", style="bold")
     console.print()
     console.print(head)
     console.print(Text(plain(verdict.sentence)))
@@ -133,22 +132,11 @@ def _cell(results: Results, attack: str, defense: str) -> _Cell:
     if not finished:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
-    counts = [*_step_counts(results, finished), *([f"{late} out of time"] if late else [])]
-    means = means_of(finished, results.catalogue, in_per_cent=False)
+    of = f"{late} out of time" if found.steps else f"{late} of {counted(len(finished), 'step')}"
+    counts = [*found.steps, *([of] if late else [])]
+    means = means_of(finished, results, in_per_cent=False)
     measured = plain(", ".join(filter(None, [*means, found_in(finished)])))
     return _Cell(plain(found.state), ", ".join(counts), measured)
-
-
-def _step_counts(results: Results, finished: Sequence[Attempt]) -> list[str]:
-    """Return how many steps leaked, in words.
-
-    Unverifiable steps are counted separately, because without a leak they are not clean steps.
-    """
-    bounding = {step.id for step in results.steps if step.verification.status.bounds}
-    steps, leaked = {a.step for a in finished}, {a.step for a in finished if severity([a])}
-    others = steps - bounding
-    said = [f"{len(leaked & bounding)} of {counted(len(steps & bounding), 'step')}"] if steps & bounding else []
-    return said + ([f"{len(leaked & others)} of {counted(len(others), 'unverifiable step')}"] if others else [])
 
 
 def _title(results: Results, defense: str) -> str:

@@ -23,6 +23,16 @@ MEANINGS = {
 }
 
 
+LEAKS = "Leaks; the rate is not yet bounded: do not ship."
+"""The headline of an INCONCLUSIVE verdict on an update from which whole texts came back."""
+
+
+def meaning(verdict: Verdict) -> str:
+    """Return the verdict in a sentence, for a headline."""
+    leaks = verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back
+    return LEAKS if leaks else MEANINGS[verdict.verdict]
+
+
 OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
 """Outcome of a text that was not recovered -> its wording in the report."""
 

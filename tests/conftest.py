@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,3 +20,11 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     A test that means CI sets it.
     """
     monkeypatch.delenv("CI", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _accelerate_forgets() -> Iterator[None]:
+    """Reset what Accelerate keeps of the first `Accelerator` of a process."""
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -17,20 +17,6 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 An algorithm never sees `Truth`, the client's step, stored snapshots or another attack.
 """
 
-__all__ = [
-    "above_noise",
-    "adam_step",
-    "bag",
-    "embedding_rows",
-    "film",
-    "gradient_estimate",
-    "labels",
-    "language_models",
-    "matching",
-    "padding",
-    "position_rows",
-    "precision",
-    "rare_rows",
-    "resimulation",
-    "span",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -7,6 +7,12 @@ noise; under Laplace noise the sum of D squares E^2 / 2 with E exponential, whic
 themselves show which of the two applies, so the kind of noise need not be known; in doubt the heavier tail is used.
 Below D = 4096 neither quantile uses a normal approximation: at D = 8 to 64 the energy is skewed, and a normal
 distribution's far quantile names several times too many rows.
+
+What was done to the noise afterwards changes the distribution again. After quantisation to a few levels, for example, the energy counts a few
+large entries and varies more than either kind of noise. So the rows themselves say how much the energy of noise varies: it is the sum of D
+entries that are drawn from the quiet rows (`measured_cut`). The larger of both quantiles is used. The second one alone would not do,
+because few rows do not show the far tail of one entry. Inner products of rows with a direction are judged in the same way
+(`against_above_noise`).
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS
@@ -40,12 +46,23 @@ STANDARD_ERRORS = 3.0
 Our choice."""
 
 GRID = 2**16
-"""Points of the grid for the distribution of the Laplace energy.
-Our choice: its far quantiles are right to 1 % for D up to 4096."""
+"""Points of the grid for the distribution of an energy.
+Our choice: the far quantiles of Laplace noise are right to 1 % for D up to 4096."""
+
+SPREAD = 1.5
+"""Steps of the grid, times the square root of D, that are added to a measured quantile. Sharing a value between two points gives it a
+standard deviation of at most half a step, and a sum of D values sqrt(D) times as much; 1.5 is three such deviations."""
 
 WIDEST = 4096
 """Entries from which a sum of Laplace squares counts as normal.
 Our choice: its skewness is then below 0.1."""
+
+SADDLES, FARTHEST = 60, 12.0
+"""Points at which the tail of a projection is computed, and the farthest of them in standard deviations of the noise.
+Our choice: a normal variable reaches 12 with a chance of 1e-33."""
+
+GROWTH = 1.15
+"""Ratio of two neighbouring ranks between which magnitudes count as equal. Our choice: a hundred groups for a million entries."""
 
 Cut = Callable[[float], float]
 """Probability -> the value that a statistic of noise alone exceeds with this probability."""
@@ -55,7 +72,8 @@ def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Ten
     """Return which rows hold more than noise, and the noise that was assumed.
 
     The noise is measured on the rows with the least energy; the larger of the measured and the declared noise is used. So
-    no declaration is needed, and one that is too low names no wrong rows.
+    no declaration is needed, and one that is too low names no wrong rows. A row is named if its energy is above the quantile of Gaussian
+    or Laplace noise of this size, and above that of the quiet rows' own entries.
 
     Args:
         rows: (V, D).
@@ -74,7 +92,25 @@ def rows_above_noise(rows: Tensor, sigma: float, false_rows: float) -> tuple[Ten
     lower = float(energy.kthvalue(min(count, math.ceil(rank))).values)
     seen = math.sqrt(lower / energy_cut(width, heavy)(1 - QUARTER))
     used = max(sigma, seen)
-    return standing_out(energy / max(used**2, 1e-300), energy_cut(width, heavy), false_rows), used
+    by_kind, by_entries = energy_cut(width, heavy), measured_cut(rows)
+    return standing_out(energy, lambda tail: max(used**2 * by_kind(tail), by_entries(tail)), false_rows), used
+
+
+def against_above_noise(statistic: Tensor, rows: Tensor, direction: Tensor, sigma: float, false_rows: float) -> Tensor:
+    """Return (V,) booleans: whether a row points along a direction beyond noise.
+
+    The larger of two quantiles is used: of Gaussian or Laplace noise of the declared size, and of the quiet rows' own entries, which show
+    what was done to the noise afterwards.
+
+    Args:
+        statistic: (V,) inner products.
+        rows: (V, D).
+        direction: (D,).
+        sigma: standard deviation of the noise on every entry.
+        false_rows: how many rows may be named by chance.
+    """
+    by_kind, by_entries = projection_cut(direction, heavy_tailed(rows)), measured_projection_cut(rows, direction)
+    return standing_out(statistic, lambda tail: max(sigma * by_kind(tail), by_entries(tail)), false_rows)
 
 
 def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
@@ -92,7 +128,7 @@ def standing_out(statistic: Tensor, cut: Cut, expected: float) -> Tensor:
     count = len(statistic)
     expected = min(expected, FALSE_EVENTS * count)
     together: Tensor = statistic > cut(expected / count)
-    by_chance = float(stats.poisson.isf(FALSE_EVENTS / 2, expected))
+    by_chance = math.ceil(special.pdtrik(1 - FALSE_EVENTS / 2, expected))
     if float(together.sum()) > by_chance:
         return together
     alone: Tensor = statistic > cut(min(expected, FALSE_EVENTS / 2) / count)
@@ -126,10 +162,47 @@ def energy_cut(width: int, heavy: bool) -> Cut:
         heavy: Laplace noise instead of Gaussian.
     """
     if not heavy:
-        return lambda tail: float(stats.chi2.isf(tail, width))
+        return lambda tail: float(special.chdtri(width, tail))
     if width > WIDEST:
-        return lambda tail: width + float(stats.norm.isf(tail)) * math.sqrt(5 * width)
+        return lambda tail: width + -float(special.ndtri(tail)) * math.sqrt(5 * width)
     return lambda tail: _laplace_energy(width, tail)
+
+
+def measured_cut(rows: Tensor) -> Cut:
+    """Return the quantiles of |row|^2 if all entries are drawn from the quiet rows.
+
+    The entries of noise are independent and alike, whatever was done to each of them. The quiet rows of the left half of the columns are
+    the QUARTER with the least energy in the right half, and the other way round. So a row of noise is not chosen by the entries that are
+    taken from it, and a row of signal is left out.
+
+    Args:
+        rows: (V, D).
+    """
+    width = rows.shape[1]
+    squares = quiet_entries(rows).double().square().cpu().numpy()
+    mean, spread, largest = float(squares.mean()), float(squares.std()), float(squares.max(initial=0.0))
+    step = (width * mean + 12 * math.sqrt(width) * spread + 3 * largest) / GRID  # a Poisson count stays below, too
+    if step == 0.0:
+        return lambda _: 0.0
+    at = squares / step
+    below = at.astype(int)
+    single = np.bincount(below, 1 - (at - below), GRID) + np.bincount(below + 1, at - below, GRID)
+    values, beyond = _sums(single / len(squares), width, step)
+    return lambda tail: _first_below(values, beyond, tail) + SPREAD * math.sqrt(width) * step
+
+
+def quiet_entries(rows: Tensor) -> Tensor:
+    """Return entries (N,) of rows (V, D) that hold noise alone: see `measured_cut`."""
+    width = rows.shape[1]
+    left, right = rows[:, : (width + 1) // 2], rows[:, (width + 1) // 2 :]
+    chosen = [_quiet(right, left), _quiet(left, right)] if width > 1 else [rows]
+    return torch.cat([part.flatten() for part in chosen])
+
+
+def _quiet(judged: Tensor, taken: Tensor) -> Tensor:
+    """Return the rows of `taken` (V, E) with the least energy in `judged` (V, F)."""
+    energy = judged.double().square().sum(dim=1)  # (V,)
+    return taken[energy.topk(max(1, math.ceil(QUARTER * len(energy))), largest=False).indices]
 
 
 def projection_cut(direction: Tensor, heavy: bool) -> Cut:
@@ -145,7 +218,7 @@ def projection_cut(direction: Tensor, heavy: bool) -> Cut:
     """
     length = float(direction.double().norm())
     if not heavy:
-        return lambda tail: float(stats.norm.isf(tail)) * length
+        return lambda tail: -float(special.ndtri(tail)) * length
     halves = direction.double().square().cpu().numpy() / 2
     steps = np.linspace(0.0, 1.0, 201)[1:-1, None] / math.sqrt(max(float(halves.max()), 1e-300))  # (199, 1): u
     grown = -np.log1p(-(steps**2) * halves).sum(axis=1)  # (199,)
@@ -154,6 +227,54 @@ def projection_cut(direction: Tensor, heavy: bool) -> Cut:
         return float(((grown - math.log(tail)) / steps[:, 0]).min())
 
     return cut
+
+
+def measured_projection_cut(rows: Tensor, direction: Tensor) -> Cut:
+    """Return the quantiles of a row's inner product with a fixed direction m.
+
+    All entries are drawn from the quiet rows. The entries are taken as symmetric. Their sum has the cumulants K(u) = sum_i log E cosh(u m_i x), and its tail is the saddlepoint
+    approximation of Lugannani and Rice 1980, which is exact for Gaussian noise.
+
+    Args:
+        rows: (V, D).
+        direction: (D,), m.
+    """
+    sizes, shares = _grouped(quiet_entries(rows).double().abs().cpu().numpy())  # (J,), (J,)
+    weights = direction.double().abs().cpu().numpy()  # (D,)
+    deviation = math.sqrt(float(shares @ sizes**2) * float(weights @ weights))
+    if deviation == 0.0:
+        return lambda _: 0.0
+    at, logs = [0.0], [math.log(0.5)]
+    for tried in np.linspace(0.0, FARTHEST, SADDLES + 1)[1:] / deviation:
+        by = np.outer(weights, sizes)  # (D, J)
+        top = (tried * by).max(axis=1, keepdims=True)
+        up, down = (shares * np.exp(sign * tried * by - top) / 2 for sign in (1, -1))
+        whole = (up + down).sum(axis=1)  # (D,)
+        first, second = ((up - down) * by).sum(axis=1) / whole, ((up + down) * by**2).sum(axis=1) / whole
+        value, variance = float(first.sum()), float((second - first**2).sum())
+        reached = 2 * (tried * value - float((np.log(whole) + top[:, 0]).sum()))
+        if reached <= 0.0 or variance <= 0.0:
+            continue
+        root, scaled = math.sqrt(reached), tried * math.sqrt(variance)
+        tail = float(special.ndtr(-root)) + math.exp(-root * root / 2) / math.sqrt(2 * math.pi) * (
+            1 / scaled - 1 / root
+        )
+        if value > at[-1] and 0.0 < tail < math.exp(logs[-1]):
+            at.append(value)
+            logs.append(math.log(tail))
+    return lambda tail: float(np.interp(-math.log(tail), [-log for log in logs], at))
+
+
+def _grouped(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return magnitudes (J,) and their shares (J,).
+
+    Groups keep the mean square, and are finer towards the largest.
+    """
+    ranked = np.sort(sizes)[::-1]
+    ends = np.unique(np.minimum(np.ceil(GROWTH ** np.arange(200)), len(ranked)).astype(int))  # 1, 2, 3, ... N
+    starts = np.concatenate([[0], ends[:-1]])
+    squares = np.add.reduceat(ranked**2, starts)
+    return np.sqrt(squares / (ends - starts)), (ends - starts) / len(ranked)
 
 
 @lru_cache(maxsize=64)
@@ -174,10 +295,25 @@ def _laplace_energies(width: int) -> tuple[np.ndarray, np.ndarray]:
     single = np.zeros(GRID)
     single[:-1] += mass - share
     single[1:] += share
-    sums = np.fft.irfft(np.fft.rfft(single) ** width, GRID).clip(0.0)
+    return _sums(single, width, step)
+
+
+def _sums(single: np.ndarray, count: int, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return values and tail probabilities of a sum of `count` independent values.
+
+    Args:
+        single: (GRID,) probability of each value k * step of one of them.
+        count: number of values.
+        step: distance of two points of the grid.
+    """
+    sums = np.fft.irfft(np.fft.rfft(single) ** count, GRID).clip(0.0)
     return step * np.arange(GRID), sums[::-1].cumsum()[::-1]
 
 
 def _laplace_energy(width: int, tail: float) -> float:
-    values, beyond = _laplace_energies(width)
+    return _first_below(*_laplace_energies(width), tail)
+
+
+def _first_below(values: np.ndarray, beyond: np.ndarray, tail: float) -> float:
+    """Return the least value with a tail probability of at most `tail`."""
     return float(values[min(int((beyond > tail).sum()), len(values) - 1)])

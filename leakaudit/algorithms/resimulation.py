@@ -20,6 +20,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.facts import IGNORED_LABEL
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.trace import inputs_of
 from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
@@ -48,6 +49,11 @@ class Proof:
     sequences: tuple[GuessedSequence, ...]
     label_counts: tuple[int, ...] | None = None
     diagnostics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all sequences are proved."""
+        return all(sequence.proved for sequence in self.sequences)
 
 
 def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -> Proof:
@@ -88,7 +94,7 @@ def prove(seen: Observation, guess: Sequence[GuessedSequence], budget: Budget) -
         return Proof(tuple(guess), diagnostics={"resimulation_error": error})
     counts = torch.bincount(labels, minlength=facts.num_labels or 0) if facts.task == "classification" else None
     return Proof(
-        sequences=tuple(replace(sequence, confidence=1.0, proved=True) for sequence in guess),
+        sequences=tuple(replace(sequence, own_score=1.0, proved=True) for sequence in guess),
         label_counts=None if counts is None else tuple(counts.tolist()),
         diagnostics={"resimulation_error": error},
     )
@@ -140,13 +146,8 @@ def _labels(seen: Observation, layer: OutputLayer, ids: Tensor, mask: Tensor) ->
     Least squares gives the gradients of the logits. Clipping scales them by an unknown factor, which is estimated and
     divided out.
     """
-    taken: list[Tensor] = []
-    handle = layer.module.register_forward_pre_hook(lambda _, given: taken.append(given[0].detach()))
-    try:
-        with torch.no_grad():
-            logits = seen.model(input_ids=ids, attention_mask=mask).logits
-    finally:
-        handle.remove()
+    with inputs_of(layer.module) as taken, torch.no_grad():
+        logits = seen.model(input_ids=ids, attention_mask=mask).logits
     features = taken[-1]
     if features.dim() == 3:  # a decoder classifies at the last real token
         features = features[torch.arange(len(ids)), mask.sum(1) - 1]

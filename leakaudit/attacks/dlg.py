@@ -20,8 +20,8 @@ class Dlg(PlainMatching):
 
     It minimises sum_i ||G_i - g_i(x, y)||_2^2 over the shared parameters i, then takes the nearest tokens. The
     published attack runs L-BFGS. The LAMP paper compares itself with a version that runs Adam with TAG's loss and
-    learning rate at alpha = 0. `preset=paper` is that version; it does not square the norms. Everything else is as in
-    `tag`.
+    learning rate at alpha = 0. `preset=paper` is that version as printed, which does not square the norms;
+    `preset=released` is what its published code runs, which does. Everything else is as in `tag`.
     """
 
     label: ClassVar[str] = "DLG"

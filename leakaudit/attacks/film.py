@@ -138,6 +138,7 @@ class Film:
         "Reads which words were in the batch, and lets a language model write the likeliest sentences with them."
     )
     goal: ClassVar[Goal] = "text"
+    slow: ClassVar[bool] = True
     reads: ClassVar[Reads] = "update"
     source: ClassVar[str] = (
         "FILM (Gupta et al., NeurIPS 2022), Sec. 4, Algorithm 1, App. B; counts, stops, coverage: own"

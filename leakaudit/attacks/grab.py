@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,31 +11,19 @@ from leakaudit.algorithms.matching.descent import Descent, Keep
 from leakaudit.algorithms.matching.hybrid_search import Hybrid
 from leakaudit.algorithms.matching.learned_masks import MaskPlaces
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import (
-    Recipe,
-    StartSource,
-    can_match,
-    check_knobs,
-    reconstruct_by_matching,
-    with_knobs,
-)
+from leakaudit.algorithms.matching.options import SharedOptions, SharedSettings, check_knobs, with_knobs
+from leakaudit.algorithms.matching.run import Recipe, StartSource, can_match, reconstruct_by_matching
 from leakaudit.algorithms.matching.starts import Start
-from leakaudit.plugins import FALSE_EVENTS, Applicability, Budget, Goal, Observation, Reads, Reconstruction, attack
+from leakaudit.plugins import Applicability, Budget, Observation, Reads, Reconstruction, attack
 
-Preset = Literal["paper", "fast"]
+Preset = Literal["paper", "released", "fast"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(SharedSettings):
     """The settings that a preset decides."""
 
-    steps: int
-    learning_rate: float
     decay: float
-    linear: bool
-    weight_decay: float
-    n_init: int
-    n_permutations: int
     sweeps: int
     beams: int
     distance: Literal["l2", "cosine"]
@@ -44,102 +32,101 @@ class Settings:
     mask_start: Literal["mean", "bernoulli"]
     mask_weight: float
     mask_places: MaskPlaces
-    restarts: int
     keep_masks: bool
     seats: bool
     attempts: int
     verdict_steps: int
     fill: bool
     whitened: bool
-    relative: bool
-    start_scale: float
-    squared: bool
     label_step: float | None
     apart: bool
-    patience: int
     stop_early: bool
-    keep: Keep
     denoise: bool
     noise_rescales: bool
 
 
-PRESETS: dict[Preset, Settings] = {
-    "paper": Settings(
-        steps=2000,
-        learning_rate=0.01,
-        decay=0.89,
-        linear=False,
-        weight_decay=0.01,
-        n_init=2000,
-        n_permutations=2000,
-        sweeps=5,
-        beams=4,
-        distance="l2",
-        alpha=0.01,
-        length_weight=0.0,
-        mask_start="bernoulli",
-        mask_weight=0.0,
-        mask_places="all",
-        restarts=1,
-        keep_masks=True,
-        seats=False,
-        attempts=1,
-        verdict_steps=0,
-        fill=False,
-        whitened=False,
-        relative=False,
-        start_scale=1.0,
-        squared=False,
-        label_step=0.01,
-        apart=True,
-        patience=0,
-        stop_early=False,
-        keep="last",
-        denoise=False,
-        noise_rescales=True,
-    ),
-    "fast": Settings(
-        steps=150,
-        learning_rate=0.4,
-        decay=1.0,
-        linear=True,
-        weight_decay=0.0,
-        n_init=50,
-        n_permutations=0,
-        sweeps=2,
-        beams=2,
-        distance="cosine",
-        alpha=0.0,
-        length_weight=1.0,
-        mask_start="mean",
-        mask_weight=0.3,
-        mask_places="opening",
-        restarts=4,
-        keep_masks=True,
-        seats=True,
-        attempts=3,
-        verdict_steps=40,
-        fill=True,
-        whitened=False,
-        relative=True,
-        start_scale=0.0,
-        squared=True,
-        label_step=None,
-        apart=False,
-        patience=50,
-        stop_early=True,
-        keep="best",
-        denoise=True,
-        noise_rescales=False,
-    ),
-}
-"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `fast`: chosen on
+PAPER = Settings(
+    steps=2000,
+    learning_rate=0.01,
+    decay=0.89,
+    linear=False,
+    weight_decay=0.01,
+    n_init=2000,
+    n_permutations=2000,
+    sweeps=5,
+    beams=4,
+    distance="l2",
+    alpha=0.01,
+    length_weight=0.0,
+    mask_start="bernoulli",
+    mask_weight=0.0,
+    mask_places="all",
+    restarts=1,
+    keep_masks=True,
+    seats=False,
+    attempts=1,
+    verdict_steps=0,
+    fill=False,
+    whitened=False,
+    relative=False,
+    start_scale=1.0,
+    start_norm=0.0,
+    squared=False,
+    label_step=0.01,
+    apart=True,
+    patience=0,
+    stop_early=False,
+    keep="last",
+    lowest_id=0,
+    denoise=False,
+    noise_rescales=True,
+)
+
+FAST = Settings(
+    steps=150,
+    learning_rate=0.4,
+    decay=1.0,
+    linear=True,
+    weight_decay=0.0,
+    n_init=50,
+    n_permutations=0,
+    sweeps=2,
+    beams=2,
+    distance="cosine",
+    alpha=0.0,
+    length_weight=1.0,
+    mask_start="mean",
+    mask_weight=0.3,
+    mask_places="opening",
+    restarts=4,
+    keep_masks=True,
+    seats=True,
+    attempts=3,
+    verdict_steps=40,
+    fill=True,
+    whitened=False,
+    relative=True,
+    start_scale=0.0,
+    start_norm=0.0,
+    squared=True,
+    label_step=None,
+    apart=False,
+    patience=50,
+    stop_early=True,
+    keep="best",
+    lowest_id=0,
+    denoise=True,
+    noise_rescales=False,
+)
+
+PRESETS: dict[Preset, Settings] = {"paper": PAPER, "released": replace(PAPER, start_scale=0.0), "fast": FAST}
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `released`: as the published code (UQ-Trust-Lab/GRAB), whose starts have rows as long as words. `fast`: chosen on
 training sentences (CoLA); distance and regulariser are those of LAMP_cos."""
 
 
 @attack("grab")
 @dataclass(frozen=True)
-class Grab:
+class Grab(SharedOptions):
     """Learn embeddings, labels and dropout masks; then search token orders.
 
     A round has three parts. First Adam minimises a distance between gradients over the embeddings x, the labels and the
@@ -172,28 +159,11 @@ class Grab:
     """
 
     preset: Preset = "fast"
-    """`paper` (hours for a sentence on a CPU) or `fast`."""
+    """`paper` and `released` (hours for a sentence on a CPU), as printed and as the published code starts; or `fast`."""
     hybrid_rounds: int = 5
     """n_h: most rounds; the search ends after a round without improvement."""
-    steps: int | None = None
-    """n_c: continuous steps of a round."""
-    learning_rate: float | None = None
-    """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
-    relative: bool | None = None
-    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
-    start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I). 0 makes rows as long as the average
-    row of the word embedding."""
     decay: float | None = None
     """Factor on the step every 50 steps."""
-    linear: bool | None = None
-    """Let the step fall linearly to zero in each round, instead of by `decay`."""
-    weight_decay: float | None = None
-    """Weight decay of AdamW, on embeddings."""
-    n_init: int | None = None
-    """n_e: normal samples that are scored before the start."""
-    n_permutations: int | None = None
-    """n_p: random orders that are scored before the steps and before the beam search of each round."""
     sweeps: int | None = None
     """n_d: beam searches over all positions in a round."""
     beams: int | None = None
@@ -203,8 +173,6 @@ class Grab:
     together."""
     distance: Literal["l2", "cosine"] | None = None
     """Distance between gradients, of each parameter: L2, or one minus the cosine."""
-    squared: bool | None = None
-    """Square L2 distances. False in the paper as printed (Eq. 1)."""
     alpha: float | None = None
     """Weight of the additional L1 distance (Eq. 1)."""
     length_weight: float | None = None
@@ -224,9 +192,6 @@ class Grab:
     mask_places: MaskPlaces | None = None
     """The masks that are learned: those of `all` tokens, as in the paper, or only those of `opening` tokens, which stand
     before every text, and those that belong to no token."""
-    restarts: int | None = None
-    """Number of best samples that take `trial_steps` steps side by side at the start. The search continues with the one
-    that then has the lowest loss. 1 in the paper."""
     keep_masks: bool | None = None
     """Keep learned masks between rounds and score tokens with them, as the paper does."""
     seats: bool | None = None
@@ -249,8 +214,8 @@ class Grab:
     stop_early: bool | None = None
     """Stop as soon as the tokens explain the update. Not in the paper."""
     keep: Keep | None = None
-    """Return the `best` guess of all rounds, or the `last` one, as the paper does. With `last` the rounds end if the beam
-    search does not improve on the steps."""
+    """Return the `best` guess of all rounds, or the `last` one, as the paper does; with `best-step`, too, but each round then ends with its best
+    step. With both the rounds end if the beam search does not improve on the steps."""
     denoise: bool | None = None
     """Remove declared noise from the update. Not in the paper."""
     noise_rescales: bool | None = None
@@ -266,16 +231,12 @@ class Grab:
     start: StartSource = "none"
     """`span`: start from the sequences that exact recovery reads, and at their lengths, instead of from noise. Not in
     the paper."""
-    exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     label: ClassVar[str] = "GRAB"
     meaning: ClassVar[str] = (
         "Searches for inputs and dropout masks whose gradient is near the observed one, then for the best order of the words."
     )
-    goal: ClassVar[Goal] = "text"
     reads: ClassVar[Reads] = "direction"
-    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "GRAB (Feng et al., CCS 2024), Algorithms 1 to 3, Sec. 5.1, 5.5; lengths, fresh masks and seats: own"
     )
@@ -292,7 +253,16 @@ class Grab:
                 *("trial_steps", "restarts", "attempts"),
             ),
             not_negative=(
-                *("n_permutations", "sweeps", "words", "verdict_steps", "patience", "start_scale"),
+                *(
+                    "n_permutations",
+                    "sweeps",
+                    "words",
+                    "verdict_steps",
+                    "patience",
+                    "start_scale",
+                    "start_norm",
+                    "lowest_id",
+                ),
                 *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
             positive=("learning_rate", "decay", "label_step"),
@@ -309,7 +279,7 @@ class Grab:
 
     def applies(self, seen: Observation) -> Applicability:
         """Return whether gradient matching applies to an observation."""
-        return can_match(seen, self.exposure, self.start)
+        return can_match(seen, self.exposure, self.start, lowest_id=self.settings().lowest_id)
 
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Run rounds until one brings no improvement or the budget is used up."""
@@ -330,6 +300,7 @@ class Grab:
             start=Start(
                 chosen.n_init,
                 chosen.n_permutations,
+                norm=chosen.start_norm,
                 restarts=chosen.restarts,
                 trial_steps=self.trial_steps,
                 labels=self.labels,
@@ -361,5 +332,7 @@ class Grab:
             noise_rescales=chosen.noise_rescales,
             relative=chosen.relative,
             start_scale=chosen.start_scale,
+            start_norm=chosen.start_norm,
+            lowest_id=chosen.lowest_id,
         )
         return reconstruct_by_matching(seen, recipe, rng, budget)

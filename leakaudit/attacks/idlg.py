@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from leakaudit.algorithms.labels.counts import batch_size
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.output_layer import (
     Neutral,
@@ -43,7 +44,8 @@ class Idlg:
     comes from the mean feature of neutral inputs (see `output_layer`), which may be wrong. If the update is an estimate
     of a gradient, large rows are not known; then other parameters tell d.
 
-    The attack always names exactly one label. For larger batches use the attacks that count.
+    The attack always names exactly one label. If the number of sequences is not known, it means that all have this label. For larger
+    batches use the attacks that count.
     """
 
     label: ClassVar[str] = "iDLG"
@@ -94,7 +96,9 @@ class Idlg:
             label = int(rows.argmax())
         else:
             label = int(logit_gradient(seen, layer, neutral).argmin())
-        facts = {"from_bias": float(from_bias)}
+        unknown = batch_size(seen) is None
+        facts = {"from_bias": float(from_bias), "batch_size_known": float(not unknown)}
         if gradient is not None:
             facts["negative_classes"] = float((gradient < 0).sum())
-        return Reconstruction(label_counts=tuple(int(c == label) for c in range(len(rows))), diagnostics=facts)
+        counts = tuple(int(c == label) for c in range(len(rows)))
+        return Reconstruction(label_counts=counts, counts_are_shares=unknown, diagnostics=facts)

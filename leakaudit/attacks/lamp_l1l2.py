@@ -10,7 +10,7 @@ import torch
 
 from leakaudit.algorithms.matching.lamp import PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import check_knobs
+from leakaudit.algorithms.matching.options import check_knobs
 from leakaudit.models.structure import word_embedding
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
@@ -24,7 +24,8 @@ Our own presets use the values for the cosine instead, relative to the observed 
 class LampL1L2(Lamp):
     """LAMP by TAG's distance: L2 norms plus alpha times L1 norms.
 
-    The distance is sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1. Our own presets square the L2 norms.
+    The distance is sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1. `released` and our own presets square the L2
+    norms.
     The right weights of the regulariser and the prior depend on the size of that sum. So in our presets alpha_reg and
     alpha_lm are multiplied by the distance of a zero gradient, ||G||_2^2 + alpha ||G||_1.
     """
@@ -39,6 +40,7 @@ class LampL1L2(Lamp):
     presets: ClassVar[Mapping[Preset, Settings]] = {
         **PRESETS,
         "paper": replace(PRESETS["paper"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
+        "released": replace(PRESETS["released"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
         "large": replace(PRESETS["large"], length_weight=LENGTH_WEIGHT, prior_weight=PRIOR_WEIGHT),
     }
 

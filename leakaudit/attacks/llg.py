@@ -97,4 +97,4 @@ class Llg(CountsLabels):
             "from_bias": float(bias is not None),
             "negative_classes": float((gradient < 0).sum()),
         }
-        return Reconstruction(label_counts=counts, diagnostics=facts)
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)

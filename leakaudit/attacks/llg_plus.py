@@ -76,7 +76,8 @@ class LlgPlus(CountsLabels):
         if self.read == "rows":
             gradient = mean_gradient(seen.update[layer.weight].double().sum(dim=1), loss, known)
             counts = _from_row_sums(gradient, known or 1, own)
-            return Reconstruction(label_counts=counts, diagnostics={"batch_size": float(known or 1)})
+            facts = {"batch_size": float(known or 1), "batch_size_known": float(known is not None)}
+            return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
         neutral = Neutral(own.features, own.probabilities.mean(dim=0))
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
@@ -88,7 +89,8 @@ class LlgPlus(CountsLabels):
         fewest = fewest_of_each(seen, layer, loss, known)
         counts = extract_labels(offsets - shares, sequences, -1 / sequences, offsets, fewest)
         facts = {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
-        return Reconstruction(label_counts=counts, diagnostics=facts | {"batch_size_known": float(known is not None)})
+        facts |= {"batch_size_known": float(known is not None)}
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
 
 
 def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[int, ...]:

@@ -80,7 +80,8 @@ class LlgStar(CountsLabels):
             with torch.no_grad():
                 p = layer.module(neutral.features).double().softmax(dim=1)  # (N, C)
             counts = from_row_sums(gradient, known or 1, p, sums)
-            return Reconstruction(label_counts=counts, diagnostics=facts | {"batch_size": float(known or 1)})
+            facts |= {"batch_size": float(known or 1)}
+            return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)  # (C,)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
         scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
@@ -89,7 +90,7 @@ class LlgStar(CountsLabels):
         predicted, fewest = neutral.probabilities, fewest_of_each(seen, layer, loss, known)
         counts = extract_labels(predicted - shares, sequences, -1 / sequences, predicted, fewest)
         facts |= {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
-        return Reconstruction(label_counts=counts, diagnostics=facts)
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
 
 
 def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums: Tensor) -> tuple[int, ...]:

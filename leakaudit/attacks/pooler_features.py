@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.output_layer import check_gradient, neutral_inputs, number_of_classes
 from leakaudit.algorithms.matching.batch_shape import guess_shape
-from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, Phase, inputs_of
+from leakaudit.algorithms.matching.feature_matcher import FeatureMatcher, Phase
 from leakaudit.algorithms.matching.lamp import COSINE_PRESETS, Lamp, Preset, Settings
 from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.options import check_knobs, with_knobs
 from leakaudit.algorithms.matching.pooler_moments import (
     Features,
     PoolerUpdate,
@@ -27,10 +28,11 @@ from leakaudit.algorithms.matching.pooler_moments import (
     features_solved,
     signed,
 )
-from leakaudit.algorithms.matching.run import Recipe, check_knobs, reconstruct, with_knobs
+from leakaudit.algorithms.matching.run import Recipe, reconstruct
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.models.structure import find_pooler
+from leakaudit.models.structure.trace import inputs_of
 from leakaudit.plugins import AnatomyError, Applicability, Budget, Observation, Reconstruction, attack, not_applicable
 
 Read = Literal["solve", "span", "paper"]

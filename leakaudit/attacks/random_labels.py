@@ -52,6 +52,7 @@ class RandomLabels(CountsLabels):
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         """Draw the labels."""
         classes = number_of_classes(seen)
-        drawn = torch.randint(classes, (batch_size(seen, self.data_count) or 1,), generator=rng)
+        known = batch_size(seen, self.data_count)
+        drawn = torch.randint(classes, (known or 1,), generator=rng)
         counts = tuple(torch.bincount(drawn, minlength=classes).tolist())
-        return Reconstruction(label_counts=counts, counts_told=False)
+        return Reconstruction(label_counts=counts, counts_told=False, counts_are_shares=known is None)

@@ -40,6 +40,7 @@ class RareRows:
         "Reads sentences from the embedding rows of words that occur once. A larger batch does not hide them."
     )
     goal: ClassVar[Goal] = "text"
+    slow: ClassVar[bool] = True
     reads: ClassVar[Reads] = "gradient"
     needs: ClassVar[Needs] = "everything"
     false_event_rate: ClassVar[float] = FALSE_EVENTS

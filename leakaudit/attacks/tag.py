@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 
 from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.options import check_knobs
 from leakaudit.algorithms.matching.plain import PLAIN_PRESETS, PlainMatching, PlainPreset, PlainSettings
-from leakaudit.algorithms.matching.run import check_knobs, reconstruct_by_matching
+from leakaudit.algorithms.matching.run import reconstruct_by_matching
 from leakaudit.plugins import Budget, Observation, Reconstruction, attack
 
 
@@ -20,8 +21,8 @@ class Tag(PlainMatching):
     """Search for embeddings x with the observed gradient by L2 and L1 distance.
 
     Minimises sum_i ||G_i - g_i(x)||_2 + alpha ||G_i - g_i(x)||_1 over the shared parameters i by Adam, then
-    takes the nearest tokens. The default preset squares the L2 norms, as DLG does (Zhu et al. 2019). Chosen on
-    training sentences. The word embedding's own update is left out: it says nothing about a candidate that is given
+    takes the nearest tokens. `preset=released` and the default square the L2 norms, as DLG does (Zhu et al. 2019). The
+    default is chosen on training sentences. The word embedding's own update is left out: it says nothing about a candidate that is given
     as embeddings. Gradients that are only rounding, such as a key's bias, are left out as well.
 
     The shape of the batch is guessed, unless it is granted (`batch_shape`): the number of sequences, their lengths,

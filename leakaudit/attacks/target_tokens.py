@@ -11,11 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leakaudit.algorithms.above_noise import heavy_tailed, projection_cut, standing_out
+from leakaudit.algorithms.above_noise import against_above_noise
 from leakaudit.algorithms.bag.token_head import find_token_head
 from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
 from leakaudit.algorithms.gradient_estimate import divisor_of, only_bounded, rounding_of_update
 from leakaudit.algorithms.labels.output_layer import neutral_inputs, noise_in
+from leakaudit.models.structure.trace import inputs_of
 from leakaudit.plugins import (
     APPLIES,
     FALSE_EVENTS,
@@ -111,7 +112,7 @@ class TargetTokens:
         noise = noise_in(seen, rows)
         named = backwards > ROUNDINGS * _rounding(seen, name, mean)
         if noise > 0.0:
-            named = standing_out(backwards / noise, projection_cut(mean, heavy_tailed(rows)), self.false_rows)
+            named = against_above_noise(backwards, rows, mean, noise, self.false_rows)
         elif shared < SHARED_DIRECTION and not seen.only_a_direction:
             length = rows.norm(dim=1) / probabilities  # (V,)
             named = named | (length > LONGER * length.quantile(0.25))
@@ -148,11 +149,6 @@ def _neutral(seen: Observation, head: nn.Linear, rng: torch.Generator) -> tuple[
     Returns:
         (N, D) features at all positions, and (V,) probabilities.
     """
-    taken: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            logits: Tensor = seen.model(**neutral_inputs(seen, rng)).logits  # (B, T, V)
-    finally:
-        handle.remove()
+    with inputs_of(head) as taken, torch.no_grad():
+        logits: Tensor = seen.model(**neutral_inputs(seen, rng)).logits  # (B, T, V)
     return taken[-1].double().flatten(0, 1), logits.double().softmax(dim=2).flatten(0, 1).mean(dim=0)

@@ -62,6 +62,7 @@ class UpdateDifference:
     label: ClassVar[str] = "update difference"
     meaning: ClassVar[str] = "Searches texts that the model finds more likely after the update than before it."
     goal: ClassVar[Goal] = "text"
+    slow: ClassVar[bool] = True
     reads: ClassVar[Reads] = "update"
     source: ClassVar[str] = "Zanella-Beguelin et al., CCS 2020, Sec. 4; amplification, first words, ends: own"
     false_event_rate: ClassVar[float] = FALSE_EVENTS
@@ -116,10 +117,10 @@ def _noise_like(seen: Observation, rng: torch.Generator) -> dict[str, Tensor]:
 def _guess(found: Searched, seen: Observation) -> GuessedSequence:
     """Return a text with the tokens around it.
 
-    Its confidence rises with the ratio of each token.
+    Its own score rises with the ratio of each token.
     """
     vocabulary = seen.facts.vocabulary
     gain = max(0.0, found.ratio) / max(1, len(found.token_ids))
     return GuessedSequence(
-        (*vocabulary.starts_with, *found.token_ids, *vocabulary.ends_with), confidence=1.0 - exp(-gain)
+        (*vocabulary.starts_with, *found.token_ids, *vocabulary.ends_with), own_score=1.0 - exp(-gain)
     )

@@ -36,26 +36,31 @@ class SentUpdate:
     """The declared defences that are in it, as the protocol declares them."""
 
 
-def sent_of(sent: Observation | None, produced: Observation, client: ClientStep) -> SentUpdate | None:
+def sent_of(sent: Observation | None, produced: Observation, client: ClientStep, beside: int = 0) -> SentUpdate | None:
     """Return what was sent, if it differs from what was produced.
 
     Args:
         sent: the sent update with the declared defences; None if nobody told it.
         produced: the update of the training.
         client: the step that produced it.
+        beside: number of other tensors that left with it; what is in them is not known, so nothing is verified.
     """
     if sent is None:
         return None
     sent = sent.to(next(produced.model.parameters()).device)
-    if _same(sent.update, produced.update):
+    if not beside and _same(sent.update, produced.update):
         return None
     declared = replace(client, facts=sent.facts)
     bare = {name: produced.update[name] for name in sent.update}
     stamp = verify(declared, sent.update, repeated=bare)
-    if stamp.status.bounds and len(bare) == len(produced.update):
+    unsent = len(produced.update) - len(bare)
+    left_out = f"{unsent} of {len(produced.update)} trained parameters were not sent" if unsent else ""
+    if stamp.status.bounds and not beside:
         found = defenses_found(declared, stamp, sent.update)
+        stamp = stamp.model_copy(update={"note": "; ".join(filter(None, (stamp.note, left_out)))})
         return SentUpdate(sent.declaring(found), stamp, defenses_left(declared, stamp))
-    unknown = Verification(status=VerificationStatus.UNVERIFIABLE, note=NOT_AS_DECLARED)
+    why = f"{beside} other tensors left with it, which nobody audited" if beside else NOT_AS_DECLARED
+    unknown = Verification(status=VerificationStatus.UNVERIFIABLE, note="; ".join(filter(None, (why, left_out))))
     own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
     return SentUpdate(sent.declaring((*own, UNDECLARED)), unknown, own)
 

@@ -28,6 +28,7 @@ from leakaudit.plugins.attack_protocol import Applicability, Attack, Reconstruct
 from leakaudit.plugins.budget import Budget
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import AttemptStatus, Missing
+from leakaudit.storage.attempt_deaths import AttemptDeaths
 
 PARTS_ONLY = not_applicable(
     "only what attacks on the first blocks read was kept of this step (`keep: auto`), and this attack reads everything: `keep: all` keeps it"
@@ -85,11 +86,13 @@ class AttemptRunner:
     config: AuditConfig
     scorer: Scorer
     entries: EntryBuilder
+    deaths: AttemptDeaths | None = None
+    """Counts the processes that died during an attempt; None where nobody starts a new one."""
 
     def run(
         self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
     ) -> JournalEntry:
-        """Run one attack and score its guess.
+        """Run one attack and score its guess, unless processes died during it.
 
         If the attack crashes, the entry has the status `error` with the exception's type and place. It does not hold the message, which may
         quote private text.
@@ -104,6 +107,16 @@ class AttemptRunner:
         Raises:
             torch.OutOfMemoryError: the attack ran out of memory and `raise_out_of_memory` is set.
         """
+        if self.deaths is None:
+            return self._run(attempt, attack, seen, truth, raise_out_of_memory=raise_out_of_memory)
+        if reason := self.deaths.deadly(attempt):
+            return self.entries.failed(attempt, AttemptStatus.ERROR, reason)
+        with self.deaths.during(attempt):
+            return self._run(attempt, attack, seen, truth, raise_out_of_memory=raise_out_of_memory)
+
+    def _run(
+        self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
+    ) -> JournalEntry:
         start = time.perf_counter()
         try:
             seen, fits = readable(attack, seen)

@@ -4,14 +4,16 @@ Only this package has attacks, defences, metrics and the truth together. The fol
 
     journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the results (`leakaudit.results/1.4`); `finish` writes them, verdict.json and report.html
+    results.json     the results (`leakaudit.results/1.6`); `finish` writes them, verdict.json and report.html
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,14 @@ import torch
 from leakaudit.audit.active_server import WidePooler, observation_sent, on_active_server
 from leakaudit.audit.applied_defenses import defenses_found, defenses_left
 from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
+from leakaudit.audit.attacks_on_step import Attacks
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
-from leakaudit.audit.battery import Plugins, described
+from leakaudit.audit.battery import Plugins, described, is_slow
 from leakaudit.audit.controls import ControlRunner
-from leakaudit.audit.entries import AttemptId, EntryBuilder
+from leakaudit.audit.due_attempts import DueAttempts
+from leakaudit.audit.entries import EntryBuilder
+from leakaudit.audit.own_loss import has_own_loss
+from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
@@ -33,15 +39,20 @@ from leakaudit.audit.verified_record import verified_record
 from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
-from leakaudit.client.truth import Truth
 from leakaudit.config.audit import AuditConfig
-from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
-from leakaudit.plugins.attack_protocol import Attack
+from leakaudit.errors import AnatomyError, SnapshotError
 from leakaudit.plugins.catalogue import catalogue
-from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.journal import JournalEntry
-from leakaudit.results.schema import AttemptStatus, Overhead, Results, StepRecord, Verification, VerificationStatus
+from leakaudit.results.schema import (
+    AttemptStatus,
+    Overhead,
+    Results,
+    StepRecord,
+    Verification,
+    VerificationStatus,
+)
+from leakaudit.storage.attempt_deaths import AttemptDeaths
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +74,8 @@ class Audit:
         command: str = "",
         key: bytes | None = None,
         source: str = "",
+        deaths: AttemptDeaths | None = None,
+        pairing: Pairing | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -76,6 +89,8 @@ class Audit:
             key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
                 audit has finished.
             source: digest of the audited model and data. It identifies an unfinished audit of the same model and data.
+            deaths: counts the processes that died during an attempt; None where nobody starts a new one.
+            pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -87,20 +102,25 @@ class Audit:
         self.config = config
         self.device = device or torch.device("cpu")
         self._on_gpu = self.device.type == "cuda"
-        self._report = report or (lambda _entry: None)
+        self._pairing = pairing
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = Journal(folder / JOURNAL)
         self._state = AuditState(folder, self.battery.digest, key=key, source=source)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
-        self._entries = EntryBuilder(config, tokenizer, self._state)
-        self._attempts = AttemptRunner(config, scorer, self._entries)
-        self._controls = ControlRunner(config, tokenizer, self._plugins.attacks, scorer)
-        described_plugins = catalogue(
-            self._plugins.attacks, self._plugins.defenses, applied_metrics(config.sentence_model)
+        entries = EntryBuilder(config, tokenizer, self._state)
+        heard = report or (lambda _entry: None)
+        self._due = DueAttempts(
+            self._plugins, self._journal, self._state, entries, heard, config.attack_recovered_steps
         )
-        self._results = ResultsBuilder(folder, config, self.battery, command, described_plugins)
+        runner = AttemptRunner(config, scorer, entries, deaths)
+        self._attacks = Attacks(self._due, runner, config.seed, on_gpu=lambda: self._on_gpu)
+        quick_first = sorted(self._plugins.attacks, key=lambda labelled: is_slow(labelled[1]))
+        self._controls = ControlRunner(config, tokenizer, quick_first, scorer)
+        metrics = applied_metrics(config.sentence_model)
+        plugins = catalogue(self._plugins.attacks, self._plugins.defenses, metrics)
+        self._results = ResultsBuilder(folder, config, self.battery, command, plugins, pairing.id if pairing else "")
 
     @property
     def entries(self) -> tuple[JournalEntry, ...]:
@@ -108,43 +128,56 @@ class Audit:
         return tuple(self._journal.entries)
 
     @property
+    def audited(self) -> int:
+        """Number of steps that were begun."""
+        return len(self._state.saved.steps)
+
+    @property
     def controls_left(self) -> int:
         """Number of controls that have not run yet."""
-        return max(0, self.config.controls - len(self._state.saved.controls))
+        return self._controls.left(self._state)
 
     def catch_up(self) -> None:
-        """Read the journal again.
-
-        A signal may have stopped the audit after a line was written and before the entry was added in memory.
-        """
+        """Read the journal again, because a signal may have stopped the audit in between."""
         self._journal.reload()
 
     def report_to(self, report: Callable[[JournalEntry], None]) -> None:
         """Call `report` after every finished attempt from now on."""
-        self._report = report
+        self._due.report = report
 
     def has_audited(self, step: int) -> bool:
         """Return whether all attempts on a step, and its control if due, are finished."""
         step_id = step_id_of(step)
-        controlled = self._state.has_control(step_id) or not self.controls_left
-        return controlled and not any(True for _ in self._open_attempts(step_id))
+        open_control = self.controls_left and not self._state.has_control(step_id)
+        return not open_control and not any(self._due.of(step_id))
 
-    def step(self, snapshot: Snapshot) -> None:
+    def only_slow_left(self, step: int) -> bool:
+        """Return whether a step was begun and waits for slow attacks only."""
+        step_id = step_id_of(step)
+        return self._state.record_of(step_id) is not None and not any(self._due.of(step_id, slow=False))
+
+    def step(self, snapshot: Snapshot, others_wait: Callable[[], bool] = lambda: False) -> bool:
         """Verify one snapshot, run its unfinished attempts, then its control.
 
-        If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does not disturb training.
+        Quick attacks come first. If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does
+        not disturb training.
+
+        Args:
+            snapshot: the step.
+            others_wait: returns whether other steps wait for quick attacks. If so, the slow attacks on this one are left to a later call.
+
+        Returns:
+            Whether nothing is left to do on this step.
         """
         try:
-            self._step(snapshot)
+            return self._step(snapshot, others_wait)
         except torch.OutOfMemoryError:
             if not self._on_gpu:
                 raise
-            logger.warning(
-                "the GPU has no room for the audit of step %d: continuing on the CPU", snapshot.provenance.step
-            )
+            logger.warning("the GPU is full: the audit of step %d continues on the CPU", snapshot.provenance.step)
             self.device, self._on_gpu = torch.device("cpu"), False
             torch.cuda.empty_cache()
-            self._step(snapshot)
+            return self._step(snapshot, others_wait)
 
     def lose(self, step: int, reason: str) -> None:
         """Record that a step cannot be audited.
@@ -161,7 +194,30 @@ class Audit:
             self._state.saved.steps.append(lost_record(step, reason, digest=digest))
         self._state.saved.lost[step_id] = reason
         self._state.save()
-        self._close_all(self._open_attempts(step_id), AttemptStatus.ERROR, reason)
+        self._due.close(self._due.of(step_id), AttemptStatus.ERROR, reason)
+
+    def unlose(self, step: int) -> None:
+        """Forget that a step could not be audited, so that it can be audited again."""
+        lost = (step_id_of(step), AttemptStatus.ERROR, self._state.unlose(step_id_of(step)))
+        self._journal.remove(lambda made: (made.step, made.status, made.reason) == lost)
+
+    def leave_out(self, reason: str) -> int:
+        """Close every attempt that is still due on the steps so far.
+
+        Args:
+            reason: a clause without private text.
+
+        Returns:
+            Number of these attempts.
+        """
+        before = len(self._journal.entries)
+        for record in self._state.saved.steps:
+            self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
+        return len(self._journal.entries) - before
+
+    def results_so_far(self) -> Results:
+        """Return the results of the finished attempts; nothing is written."""
+        return self._results.build(self._state.saved, self._journal.entries, RunEnd(simulated=True), self.device)
 
     def finish(
         self,
@@ -171,6 +227,7 @@ class Audit:
         total_steps: int | None = None,
         overhead: Overhead | None = None,
         interrupted: bool = False,
+        simulated: bool = False,
     ) -> Results:
         """Write results.json, verdict.json and report.html.
 
@@ -182,56 +239,65 @@ class Audit:
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
             interrupted: whether the audit was stopped before its end. If so, the key is kept for the rest of the audit.
+            simulated: whether no training run made the steps.
 
         Raises:
             ResultsError: no step was audited.
-            ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist. In this case only
-                `results.json` is written.
+            ConfigError: the policy cannot be read, or names something that does not exist. Only `results.json` is written then.
         """
         if interrupted:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted)
+        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:
             self._state.close(keep_key=self.config.keep_snapshots)
         return results
 
-    def _step(self, snapshot: Snapshot) -> None:
+    def _step(self, snapshot: Snapshot, others_wait: Callable[[], bool]) -> bool:
         observation, truth = snapshot.observation.to(self.device), snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
-        sent = None if self._plugins.server is not None else sent_of(snapshot.sent, observation, client)
+        served = self._plugins.server is not None
+        sent = None if served else sent_of(snapshot.sent, observation, client, snapshot.sent_beside)
         record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
         found = defenses_found(client, record.verification, observation.update)
-        client = replace(client, facts=client.facts.model_copy(update={"defenses": found}))
-        observation = observation.declaring(found)
+        own = has_own_loss(client, record.verification) if observation.whole else None
+        client = replace(client, facts=client.facts.model_copy(update={"defenses": found, "own_loss": own}))
+        observation = observation.declaring(found, own_loss=own)
         server = self._plugins.server
         if reason := _reason_to_skip(record.verification, observation, server):
-            self._close_all(self._open_attempts(record.id), AttemptStatus.SKIPPED, reason)
-            return
+            self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
+            return True
         if server is not None:
             try:
                 client = on_active_server(client, server)
-                observation = observation_sent(client, shipped, lambda name: self._generator(record.id, name))
+                observation = observation_sent(client, shipped, partial(generator, self.config.seed, record.id))
             except (AnatomyError, SnapshotError) as error:
                 reason = f"the active server {server.name}: {error}"
-                self._close_all(self._open_attempts(record.id), AttemptStatus.SKIPPED, reason)
-                return
-        for label, defense in self._plugins.defenses:
-            self._attack_under(label, defense, record.id, client, observation, truth)
-        if sent is not None:
-            self._run_all(self._open_attempts(record.id, AS_SENT), sent.seen, truth)
-        self._control(record.id, client, observation)
+                self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
+                return True
+        begun = self.only_slow_left(snapshot.provenance.step)
+        for slow in (False, True):
+            slow_left = self._due.needed(self._due.of(record.id, slow=True), observation)
+            if slow and not begun and any(slow_left) and others_wait():
+                return False
+            for label, defense in self._plugins.defenses:
+                todo = self._due.needed(self._due.of(record.id, label, slow=slow), observation)
+                self._attacks.under(label, defense, todo, client, observation, truth)
+            if sent is not None:
+                todo = self._due.needed(self._due.of(record.id, AS_SENT, slow=slow), sent.seen)
+                self._attacks.run_all(todo, sent.seen, truth)
+        self._controls.run_if_due(self._state, record.id, client, observation, self.device)
+        return True
 
     def _verified(self, snapshot: Snapshot, client: ClientStep, sent: SentUpdate | None) -> StepRecord:
         """Return the record of a step; verify the step if it has no record yet."""
-        known = self._state.record_of(step_id_of(snapshot.provenance.step))
-        if known is not None:
+        if (known := self._state.record_of(step_id_of(snapshot.provenance.step))) is not None:
             return known
-        record = verified_record(snapshot, client, sent, self.config, self._state)
+        record = verified_record(snapshot, client, sent, self.config, self._state, self._pairing)
         saved = self._state.saved
         saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)
@@ -240,62 +306,20 @@ class Audit:
         self._state.save()
         return record
 
-    def _attack_under(
-        self, label: str, defense: Defense, step_id: str, client: ClientStep, seen: Observation, truth: Truth
-    ) -> None:
-        """Apply one defence and run every unfinished attempt under it."""
-        todo = list(self._open_attempts(step_id, label))
-        if not todo:
-            return
-        if not seen.whole and not defense.is_identity():
-            reason = "only parts of this step were kept, and no defence can be tried on them: `keep: all` keeps it"
-            self._close_all(todo, AttemptStatus.SKIPPED, reason)
-            return
-        try:
-            defended = defense(client, seen, self._generator(step_id, label))
-        except Exception as error:
-            if self._on_gpu and isinstance(error, torch.OutOfMemoryError):
-                raise
-            # Our own messages say what to do and hold no private text.
-            reason = str(error) if isinstance(error, SnapshotError) else type_and_place(error)
-            self._close_all(todo, AttemptStatus.ERROR, reason)
-            return
-        self._run_all(todo, defended, truth)
 
-    def _run_all(self, todo: Iterable[tuple[AttemptId, Attack]], seen: Observation, truth: Truth) -> None:
-        for which, attack in todo:
-            self._append(self._attempts.run(which, attack, seen, truth, raise_out_of_memory=self._on_gpu))
+def reloaded(audit: Audit) -> Audit:
+    """Return an audit as its files are on the disk.
 
-    def _control(self, step_id: str, client: ClientStep, seen: Observation) -> None:
-        """Run the control of a step, if it is due."""
-        if self._state.has_control(step_id) or not self.controls_left:
-            return
-        controls = self._state.saved.controls
-        outcome = self._controls.run(step_id, len(controls), client, seen, self.device)
-        if outcome is not None:
-            controls.append(outcome)
-            self._state.save()
+    Another thread can finish it while `audit` goes on.
 
-    def _open_attempts(self, step_id: str, under: str = "") -> Iterable[tuple[AttemptId, Attack]]:
-        """Yield the unfinished attempts on a step, ordered by defence, or those under one."""
-        record = self._state.record_of(step_id)
-        sent = (AS_SENT,) if record is not None and record.sent is not None else ()  # else copies, which `finish` makes
-        for defense in (under,) if under else (*(label for label, _ in self._plugins.defenses), *sent):
-            for label, attack in self._plugins.attacks:
-                if not self._journal.has(step_id, label, defense):
-                    yield AttemptId(step_id, label, defense), attack
-
-    def _close_all(self, attempts: Iterable[tuple[AttemptId, Attack]], status: AttemptStatus, reason: str) -> None:
-        """Add entries with the same status and reason for all these attempts."""
-        for attempt, _ in attempts:
-            self._append(self._entries.failed(attempt, status, reason))
-
-    def _append(self, entry: JournalEntry) -> None:
-        self._journal.append(entry)
-        self._report(entry)
-
-    def _generator(self, *names: str) -> torch.Generator:
-        return generator(self.config.seed, *names)
+    Raises:
+        ResultsError: a file cannot be read.
+    """
+    other = copy.copy(audit)
+    other._journal = Journal(audit.folder / JOURNAL)  # before the steps, so that none is missing
+    other._state = audit._state.reloaded()
+    other._due = replace(audit._due, journal=other._journal, state=other._state)
+    return other
 
 
 def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:

@@ -64,6 +64,7 @@ def described(config: AuditConfig, plugins: Plugins) -> Battery:
         "seed": config.seed,
         "server": None if config.server is None else config.server.label,
         "min_tokens": config.min_tokens,
+        "attack_recovered_steps": config.attack_recovered_steps,
         "tool": __version__,
     }
     digest = hashlib.sha256(json.dumps(members, sort_keys=True, default=str).encode()).hexdigest()
@@ -72,7 +73,13 @@ def described(config: AuditConfig, plugins: Plugins) -> Battery:
         attacks=tuple(label for label, _ in plugins.attacks),
         defenses=tuple(label for label, _ in plugins.defenses),
         budget_s=config.budget_s,
+        slow=tuple(label for label, attack in plugins.attacks if is_slow(attack)),
     )
+
+
+def is_slow(attack: Attack) -> bool:
+    """Return whether an attack waits until every waiting step had the others."""
+    return bool(getattr(attack, "slow", False))
 
 
 def _create(registry: Any, specs: Iterable[PluginSpec], *, by_name: bool) -> list[tuple[str, Any]]:

@@ -103,7 +103,7 @@ class UpdateComparison:
         """
         check_finite(recomputed)
         sums = [0.0] * 5
-        for seen, own in _pieces(observed, recomputed):
+        for seen, own in pieces(observed, recomputed):
             left = seen - own
             found = torch.stack([seen @ seen, own @ own, seen @ own, left.sum(), left @ left]).tolist()
             sums = [total + more for total, more in zip(sums, found, strict=True)]
@@ -135,7 +135,7 @@ class UpdateComparison:
         The other sums would give the same moments, but with a relative error of 1e-8 in the squares.
         """
         total = squares = 0.0
-        for seen, own in _pieces(self.seen, self.own):
+        for seen, own in pieces(self.seen, self.own):
             left = seen - self.scale * own
             total, squares = total + float(left.sum()), squares + float(left @ left)
         return Moments(self.entries, total, squares)
@@ -152,7 +152,7 @@ class UpdateComparison:
         return self.product / length if length else 0.0
 
 
-def _pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces(observed: Update, recomputed: Update) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the entries of both updates in float64, piece by piece.
 
     A piece is up to `PIECE` entries of one parameter.

@@ -5,8 +5,9 @@ Positive control: an attack must recover the canary. Negative control: what an a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from leakaudit.audit.attempt import Scorer, can_read, generator, readable
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.score import Scored
-from leakaudit.audit.state import ControlOutcome
+from leakaudit.audit.state import AuditState, ControlOutcome
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.batches import make_batch, with_random_state
 from leakaudit.client.facts import Granted, PublicFacts
@@ -23,12 +24,17 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.config.audit import AuditConfig
-from leakaudit.errors import SnapshotError
+from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.loading import Task
 from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.budget import Budget
-from leakaudit.results.schema import Control, Controls
+from leakaudit.results.schema import Control, Controls, Kind, KindControl, Tally
+
+SHOWN_BY: Mapping[Kind, str] = MappingProxyType(
+    {"text": "exact_sequence", "words": "all_words", "labels": "label_counts"}
+)
+"""Kind -> the event that shows that a canary was recovered in this kind."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,28 @@ class ControlRunner:
     """Pairs of label and attack."""
     scorer: Scorer
 
+    def left(self, state: AuditState) -> int:
+        """Return the number of controls that have not run yet."""
+        return max(0, self.config.controls - len(state.saved.controls))
+
+    def run_if_due(
+        self, state: AuditState, step_id: str, client: ClientStep, seen: Observation, device: torch.device
+    ) -> None:
+        """Run the control of a step and save its outcome, unless it is not due."""
+        if state.has_control(step_id) or not self.left(state):
+            return
+        outcome = self.run(step_id, len(state.saved.controls), client, seen, device)
+        if outcome is not None:
+            state.saved.controls.append(outcome)
+            state.save()
+
     def run(
         self, step_id: str, turn: int, client: ClientStep, seen: Observation, device: torch.device
     ) -> ControlOutcome | None:
-        """Attack a canary step until both controls have an outcome.
+        """Attack a canary step.
 
-        This is so when one attack has recovered the canary and one attack on text has been scored; otherwise every attack runs.
+        In the first control of an audit every attack runs, because a rule trusts only attacks that have read a canary. In later ones an
+        attack is left out if an earlier one has recovered what it looks for, because slow attacks take their whole budget.
 
         Args:
             step_id: id of the step beside which the control runs.
@@ -57,24 +79,28 @@ class ControlRunner:
 
         Returns:
             The outcome; None if the canary step cannot be computed.
+
+        Raises:
+            torch.OutOfMemoryError: the GPU has no room; on the CPU the control can be repeated.
         """
         own_truth, canary = self._canary(client, turn, device)
         if canary is None:
             return None
-        recovered, by, matched = False, "", None
+        found: dict[str, tuple[Kind, ...]] = {}
+        matched = None
         for label, attack in self.attacks:
+            if turn and any(attack.goal in kinds for kinds in found.values()):
+                continue
             scores = self._scores(step_id, label, attack, seen, canary, (own_truth, client.truth))
             if scores is None:
                 continue
             own, other = scores
-            wanted = "exact_sequence" if attack.goal == "text" else "label_counts"
-            if attack.goal == "text":
-                matched = bool(matched) or "exact_sequence" in other.events
-            if wanted in own.events and not by:
-                recovered, by = True, label
-            if recovered and matched is not None:
-                break
-        return ControlOutcome(step=step_id, recovered=recovered, by=by, matched_other=matched)
+            if attack.goal != "labels":  # label counts of two batches are often the same
+                matched = bool(matched) or SHOWN_BY[attack.goal] in other.events
+            found[label] = tuple(kind for kind, event in SHOWN_BY.items() if event in own.events)
+        goals = {attack.goal for _, attack in self.attacks}
+        sought = tuple(sorted(goals & {"labels"} if isinstance(client.model, ArrayClassifier) else goals))
+        return ControlOutcome(step=step_id, sought=sought, found=found, matched_other=matched)
 
     def _scores(
         self,
@@ -99,6 +125,8 @@ class ControlRunner:
                 return None
             guess = attack(canary, generator(self.config.seed, step_id, label, "canary"), budget)
             own, other = (self.scorer.score(guess, truth, canary) for truth in truths)
+        except torch.OutOfMemoryError:
+            raise
         except Exception:
             return None
         return own, other
@@ -119,7 +147,9 @@ class ControlRunner:
         recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)
         try:
             return truth, ClientStep(client.model, truth, recipe, facts).observe()
-        except (SnapshotError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        except torch.OutOfMemoryError:
+            raise
+        except (ModelError, SnapshotError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return truth, None
 
     def _batch(self, client: ClientStep, facts: PublicFacts, turn: int, label: int) -> MicroBatch:
@@ -158,16 +188,38 @@ def counted_controls(outcomes: Sequence[ControlOutcome]) -> Controls:
     if not outcomes:
         return Controls()
     scored = [outcome for outcome in outcomes if outcome.matched_other is not None]
-    by = sorted({outcome.by for outcome in outcomes if outcome.by})
+    kinds = {kind: _of_kind(outcomes, kind) for kind in SHOWN_BY}
     return Controls(
         positive=Control(
-            k=sum(outcome.recovered for outcome in outcomes),
+            k=sum(all(_has(outcome, kind) for kind in outcome.sought) for outcome in outcomes),
             n=len(outcomes),
-            note=f"undefended canary steps recovered by {', '.join(by)}" if by else "no canary step was recovered",
+            note=_by_whom(kinds),
         ),
         negative=Control(
             k=sum(bool(outcome.matched_other) for outcome in scored),
             n=len(scored),
             note="reconstructions of another batch's update that matched the real batch",
         ),
+        kinds=kinds,
     )
+
+
+def _has(outcome: ControlOutcome, kind: Kind) -> bool:
+    return any(kind in found for found in outcome.found.values())
+
+
+def _of_kind(outcomes: Sequence[ControlOutcome], kind: Kind) -> KindControl:
+    """Return on how many canary steps one kind was recovered, and by whom."""
+    ran = dict.fromkeys(label for outcome in outcomes for label in outcome.found)
+    by = {}
+    for label in ran:
+        own = [kind in outcome.found[label] for outcome in outcomes if label in outcome.found]
+        by[label] = Tally(k=sum(own), n=len(own))
+    return KindControl(k=sum(_has(outcome, kind) for outcome in outcomes), n=len(outcomes), by=by)
+
+
+def _by_whom(kinds: Mapping[Kind, KindControl]) -> str:
+    """Return the note on the positive control: which attacks recovered what."""
+    names = {kind: [label for label, own in found.by.items() if own.k] for kind, found in kinds.items()}
+    said = [f"{kind} by {', '.join(labels)}" for kind, labels in names.items() if labels]
+    return f"undefended canary steps: {'; '.join(said)}" if said else "no canary step was recovered"

@@ -10,10 +10,10 @@ from leakaudit.audit.scoring.patterns import strip
 from leakaudit.audit.scoring.reachability import Reached, ReachedSequence
 from leakaudit.audit.scoring.score import Scored, ScoredSequence
 from leakaudit.audit.state import AuditState
-from leakaudit.audit.step_record import bucket
 from leakaudit.config.audit import AuditConfig
 from leakaudit.plugins.attack_protocol import Reconstruction
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample
+from leakaudit.results.lengths import bucket
 from leakaudit.results.recovery import LEAST_SHARE
 from leakaudit.results.schema import Attempt, AttemptStatus, Missing, SequenceScore, TextMode
 
@@ -117,7 +117,7 @@ class EntryBuilder:
             scores={name: number for name, number in found.numbers.items() if number is not None},
             min_tokens_bucket=bucket(len(ids)),
             long_enough=found.long_enough,
-            confidence=found.pair.confidence,
+            own_score=found.pair.own_score,
             proved=found.pair.proved,
             reachable=reach.share,
             passes=reach.passes,

@@ -21,7 +21,10 @@ from leakaudit.registry import attacks as attack_registry
 from leakaudit.results.as_sent import AS_SENT, SENT_ENTRY
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
+from leakaudit.results.lengths import without_counts
 from leakaudit.results.schema import (
+    Attempt,
+    AttemptStatus,
     Battery,
     Catalogue,
     Coverage,
@@ -33,7 +36,7 @@ from leakaudit.results.schema import (
     TextMode,
     ThreatModel,
 )
-from leakaudit.results.summary import summarise
+from leakaudit.results.summary import seeds_of, summarise
 from leakaudit.results.wording import counted
 
 NEVER_TESTED = (
@@ -57,6 +60,8 @@ class RunEnd:
     """What the audit cost the training process."""
     interrupted: bool = False
     """Whether the audit was stopped before its end."""
+    simulated: bool = False
+    """Whether no training run made the steps."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class ResultsBuilder:
     """How the audit was started."""
     catalogue: Catalogue
     """Descriptions of the audit's plugins."""
+    pairing: str = ""
+    """Id of the key of the steps' marks; empty without one."""
 
     def build(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd, device: torch.device) -> Results:
         """Return the results with their digest.
@@ -89,7 +96,7 @@ class ResultsBuilder:
                 f"{self.folder}: no step was audited, so there are no results; "
                 "was the run shorter than `first_step`, or was every snapshot skipped?"
             )
-        attempts = tuple(entry.attempt for entry in entries)
+        attempts = tuple(_public(entry.attempt) for entry in entries)
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
         results = Results(
             run=self._run(saved, end, device),
@@ -100,7 +107,7 @@ class ResultsBuilder:
                 sorted(saved.steps, key=lambda step: step.step)
             ),  # rounds of several processes end in any order
             attempts=attempts,
-            summaries=summarise(attempts),
+            summaries=summarise(attempts, seeds_of(saved.steps)),
             controls=counted_controls(saved.controls),
             coverage=self._coverage(saved, entries, end),
             overhead=end.overhead,
@@ -121,6 +128,8 @@ class ResultsBuilder:
             command=self.command,
             environment=_environment(device),
             interrupted=end.interrupted,
+            simulated=end.simulated,
+            pairing=self.pairing,
         )
 
     def _coverage(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd) -> Coverage:
@@ -144,6 +153,13 @@ class ResultsBuilder:
             skipped_snapshots=end.refused,
             total_steps=end.total_steps,
         )
+
+
+def _public(attempt: Attempt) -> Attempt:
+    """Return an attempt without the exact counts in what its attack says of the batch."""
+    if attempt.status is not AttemptStatus.NOT_APPLICABLE:
+        return attempt
+    return attempt.model_copy(update={"reason": without_counts(attempt.reason)})
 
 
 def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> ThreatModel:

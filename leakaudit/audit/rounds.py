@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from leakaudit.storage.held_rounds import held_rounds, release, release_stale
+from leakaudit.storage.held_rounds import held_rounds, release
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import AuditFile
 
@@ -41,11 +41,8 @@ class Trainers:
         return time.monotonic() - self._alone_since > self._audit.config.wait_at_end_s
 
     def release_held(self) -> None:
-        """Take the rounds about which nobody says what was sent of them."""
-        if not self._rounds:
-            return
-        if self._alone_since is None:
-            release_stale(self._spool.root)
+        """Take the rounds about which nobody can say any more what was sent of them."""
+        if not self._rounds or self._alone_since is None:
             return
         for folder in held_rounds(self._spool.root):
             release(folder)

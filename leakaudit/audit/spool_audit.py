@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leakaudit.errors import LeakAuditError, SnapshotSealedError, type_and_place
+from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.rounds_file import totals_so_far
-from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+from leakaudit.storage.spool import DEVICE_VARIABLE, TOKENIZER, Spool, forget_tokenizer
 from leakaudit.storage.spool_files import AuditFile, forget_salt, write_battery
 
 
@@ -68,20 +68,33 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
     audit = Audit(
         spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
         config,
-        reader_in(spool.root / "tokenizer"),
+        reader_in(spool.root / TOKENIZER),
         device=device,
         report=report,
         command=audit_file.command,
         key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
+        deaths=spool.queue.attempts,
     )
     write_battery(spool.root, audit.battery)
     return audit
 
 
-def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *, keep: bool) -> int:
-    """Audit one snapshot.
+def claim(spool: Spool, audit: Any) -> Path | None:
+    """Claim and return the next snapshot; None if none waits.
 
-    A snapshot that cannot be audited is reported in the log and set aside.
+    Snapshots that wait for slow attacks only come after all others.
+    """
+    return spool.queue.claim(last=_slow_left(audit))
+
+
+def _slow_left(audit: Any) -> Callable[[Path], bool]:
+    return lambda path: path.stem.isdecimal() and bool(audit.only_slow_left(int(path.stem)))
+
+
+def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *, keep: bool) -> int:
+    """Audit one snapshot, or run its quick attacks if others wait for theirs.
+
+    A snapshot that waits for slow attacks returns to the queue. One that cannot be audited is reported in the log and set aside.
 
     Args:
         spool: holds the snapshot.
@@ -95,13 +108,17 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
 
     Raises:
         SnapshotSealedError: the snapshot is encrypted and no key fits.
+        ModelNotVouchedError: the snapshot names code that makes its model, and the user did not name that code.
         OSError: the disk is full or the spool was removed. The snapshot itself may still be valid.
     """
     from leakaudit.storage.snapshots import read_snapshot
 
     try:
-        audit.step(read_snapshot(claimed, options.identities, options.build))
-    except (SnapshotSealedError, OSError):
+        done = audit.step(
+            read_snapshot(claimed, options.identities, options.build),
+            others_wait=lambda: not all(map(_slow_left(audit), spool.queue.ready())),
+        )
+    except (SnapshotSealedError, ModelNotVouchedError, OSError):
         raise
     except LeakAuditError as error:
         options.notify(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
@@ -110,7 +127,10 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
         reason = type_and_place(error)
         options.notify(f"snapshot {claimed.stem} refused: {reason}")
     else:
-        spool.queue.discard_or_keep(claimed, keep=keep)
+        if done:
+            spool.queue.discard_or_keep(claimed, keep=keep)
+        else:
+            spool.queue.give_back(claimed)
         return 0
     reason = f"its snapshot could not be audited ({reason})"
     unnamed = not record_loss(audit, claimed, reason)
@@ -166,6 +186,7 @@ def write_results(
         options.notify(f"results.json and report.html are in {spool.root.absolute().parent}")
         if not (interrupted or totals.interrupted or spool.entries() or spool.gone()):
             forget_salt(spool.root)  # no later step can then use the same key
+        forget_tokenizer(spool)
         return code
     return code or ExitCode.ERROR
 

@@ -1,55 +1,73 @@
-"""The verification of a snapshot: in place, or with the rebuilt model."""
+"""The verification of a snapshot on the model that attacks get."""
 
 from __future__ import annotations
 
 from leakaudit.audit.verification import verify
+from leakaudit.client.first_blocks_step import FirstBlocksStep
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.models.code_differences import code_differences, in_words
+from leakaudit.models.first_blocks import BOUNDARY
 from leakaudit.results.schema import Verification, VerificationStatus
+
+PARTS_VERIFIED = "what attacks on the first blocks read was verified; the rest of the update was not kept"
+"""Note of a step of which only the first blocks were kept."""
 
 
 def stamp_of(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Return the verification of a snapshot.
+    """Compute a step again on the rebuilt model, and judge its update.
 
-    A whole snapshot gets the stamp of its check in place. If it has no such check, the step is computed again on the rebuilt model.
+    Of a snapshot of only the first blocks, what attacks on them read is compared, if the gradients behind them were recorded.
 
-    A snapshot of only the first blocks is `unverifiable`, unless its check in place found a mismatch: that no attack recovers a text is
-    no evidence there. Attacks that read everything did not run, and `span` cannot read what only later layers show, such as the last word
-    of a decoder's text.
+    An update that differs is `unverifiable`, too, if the client did something that cannot be computed again from what is recorded.
 
     Args:
         snapshot: the recorded step.
         client: the step on the rebuilt model.
     """
-    checked = snapshot.checked
-    if snapshot.parts is None:
-        return verify(client, snapshot.observation.update) if checked is None else _of_one_model(snapshot, client)
-    if checked is not None and not checked.status.attacked:
-        return checked
-    note = "only what attacks on the first blocks read, and a sketch of the rest, was kept (`keep: auto`): `keep: all` keeps everything"
-    if checked is not None and checked.status.bounds:
-        note += "; the whole update was checked in place and comes from this batch"
-    return Verification(status=VerificationStatus.UNVERIFIABLE, note=note)
+    stamp = verify(client, snapshot.observation.update) if snapshot.parts is None else _stamp_of_parts(snapshot, client)
+    if stamp.status.bounds:
+        return stamp
+    missing = _not_recorded(snapshot) if stamp.status is VerificationStatus.MISMATCH else ""
+    different = in_words(code_differences(snapshot.recipe.code, client.model))
+    if not (missing or different):
+        return stamp
+    note = "; ".join(filter(None, (missing, stamp.note, different)))
+    return stamp.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": note})
 
 
-def _of_one_model(snapshot: Snapshot, client: ClientStep) -> Verification:
-    """Return the check in place; `unverifiable` if the two models differ.
+def _stamp_of_parts(snapshot: Snapshot, client: ClientStep) -> Verification:
+    """Compute the first blocks' part of a step again, and judge the kept update."""
+    paths = {path for batch in client.truth.micro_batches for path in batch.output_gradients}
+    known = [declared.known() for declared in client.facts.defenses]
+    missing = ""
+    if not any(path.startswith(BOUNDARY) for path in paths):
+        missing = "only what attacks on the first blocks read, and a sketch of the rest, was kept (`keep: auto`)"
+    elif any(plugin is None or not plugin.is_identity() for plugin in known):
+        missing = (
+            "only parts of the update were kept (`keep: auto`), and what a declared defence does depends on all of it"
+        )
+    if missing:
+        return Verification(status=VerificationStatus.UNVERIFIABLE, note=f"{missing}: `keep: all` keeps everything")
+    kept = frozenset(snapshot.observation.update)
+    step = FirstBlocksStep(client.model, client.truth, client.recipe, client.facts, kept=kept)
+    stamp = verify(step, snapshot.observation.update)
+    if not stamp.status.bounds:
+        return stamp
+    return stamp.model_copy(update={"note": "; ".join(filter(None, (PARTS_VERIFIED, stamp.note)))})
 
-    The check in place used the live model, but attacks get a rebuilt model. The two may differ if a user's function makes the model
-    (`rebuilt_by`), or if hooks and functions around parts of the live model compute something. Only this function compares the two models.
-    """
-    checked, maker = snapshot.checked, snapshot.model_recipe.made_by
-    assert checked is not None
-    patched = snapshot.recipe.patched
-    if not checked.status.bounds or not (maker or patched):
-        return checked
-    again = verify(client, snapshot.observation.update)
-    if again.status is not VerificationStatus.MISMATCH:
-        return checked
-    other = f"the model that {maker!r} makes" if maker else "the model without the hooks and functions on its parts"
-    first = "" if maker else f" (first {patched[0]!r})"
-    note = (
-        f"the update comes from this batch, as was checked in place, but {other}{first} gives another one, so attacks were given another "
-        "model than the client's, or one that chance or its own state leads elsewhere"
-    )
-    return checked.model_copy(update={"status": VerificationStatus.UNVERIFIABLE, "note": note})
+
+def _not_recorded(snapshot: Snapshot) -> str:
+    """Return what of the loss was not recorded, as a clause; empty if everything was."""
+    recipe = snapshot.recipe
+    if recipe.differentiated_again:
+        return (
+            "a gradient was differentiated again (a penalty on gradients), and what that sends to the parameters does not come through the "
+            "model's outputs"
+        )
+    if recipe.unheld:
+        return (
+            f"the loop's loss may use the model's output {recipe.unheld[0]!r} beside the loss that the model computes itself, and the "
+            "gradient there was too large to be recorded: take smaller micro-batches"
+        )
+    return ""

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +21,7 @@ from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.results.journal import JournalEntry, load_journal
-from leakaudit.results.schema import Regime, StepRecord, Subject
+from leakaudit.results.schema import Attempt, Kind, Regime, StepRecord, Subject
 
 JOURNAL, STATE = "journal.jsonl", "state.json"
 """File names in the folder of an audit."""
@@ -29,9 +31,10 @@ class ControlOutcome(BaseModel):
     """Outcome of the controls on one step."""
 
     step: str
-    recovered: bool
-    by: str = ""
-    """Label of the attack that recovered the canary; empty if no attack did."""
+    sought: tuple[Kind, ...]
+    """What the attacks of the battery look for."""
+    found: dict[str, tuple[Kind, ...]]
+    """Label of an attack that ran on the canary -> what it recovered."""
     matched_other: bool | None = None
     """Whether the canary's reconstruction matched the real batch.
 
@@ -102,6 +105,14 @@ def unfinished(folder: Path) -> Unfinished | None:
     return None if state.finished else Unfinished(state.battery, state.source, done)
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder holds an audit that has finished."""
+    try:
+        return SavedState.model_validate_json((folder / STATE).read_bytes()).finished
+    except (OSError, ValidationError):
+        return False
+
+
 class Journal:
     """The finished attempts of an audit, in a file with one line for each."""
 
@@ -112,7 +123,7 @@ class Journal:
             ResultsError: the journal cannot be read.
         """
         self._path = path
-        self.entries = load_journal(path)
+        self._load()
 
     def reload(self) -> None:
         """Read the file again.
@@ -122,13 +133,23 @@ class Journal:
         Raises:
             ResultsError: the journal cannot be read.
         """
-        self.entries = load_journal(self._path)
+        self._load()
         self.remove_partial_line()
 
     def has(self, step: str, attack: str, defense: str) -> bool:
         """Return whether the attempt is finished."""
-        wanted = (step, attack, defense)
-        return any((e.attempt.step, e.attempt.attack, e.attempt.defense) == wanted for e in self.entries)
+        return (step, attack, defense) in self._finished
+
+    def recovery(self, step: str, defense: str, granted: Collection[str]) -> Attempt | None:
+        """Return an attempt on a step that recovered every text, if there is one.
+
+        Args:
+            step: id of the step.
+            defense: label of the defence.
+            granted: what every attack on the step was granted. An attempt that was granted more proves nothing about the others.
+        """
+        mine = (e.attempt for e in self.entries if (e.attempt.step, e.attempt.defense) == (step, defense))
+        return next((a for a in mine if a.recovers_every_text and set(a.granted) <= set(granted)), None)
 
     def append(self, entry: JournalEntry) -> None:
         """Append one line and sync the file.
@@ -140,6 +161,18 @@ class Journal:
         """
         append_line(self._path, entry.model_dump_json())
         self.entries.append(entry)
+        self._finished.add(_names(entry.attempt))
+
+    def remove(self, unwanted: Callable[[Attempt], bool]) -> None:
+        """Remove attempts, which are then made again.
+
+        Raises:
+            OSError: the journal cannot be written; it is unchanged.
+        """
+        kept: list[JournalEntry] = [entry for entry in self.entries if not unwanted(entry.attempt)]
+        if len(kept) < len(self.entries):
+            write_atomic(self._path, "".join(entry.model_dump_json() + "\n" for entry in kept))
+            self._load()
 
     def remove_partial_line(self) -> None:
         """Remove the incomplete last line that a killed process may have left.
@@ -152,6 +185,14 @@ class Journal:
         kept = "".join(entry.model_dump_json() + "\n" for entry in self.entries)
         if len(split_lines(content)) != len(self.entries) or (content and not content.endswith(b"\n")):
             write_atomic(self._path, kept)
+
+    def _load(self) -> None:
+        self.entries = load_journal(self._path)
+        self._finished = {_names(entry.attempt) for entry in self.entries}
+
+
+def _names(attempt: Attempt) -> tuple[str, str, str]:
+    return attempt.step, attempt.attack, attempt.defense
 
 
 class AuditState:
@@ -187,6 +228,27 @@ class AuditState:
     def save(self) -> None:
         """Write `state.json`."""
         write_atomic(self._path, self.saved.model_dump_json())
+
+    def unlose(self, step_id: str) -> str:
+        """Forget that a step is lost; return why it was, or an empty string.
+
+        The record of a step that was verified before it was lost stays.
+        """
+        saved = self.saved
+        reason = saved.lost.pop(step_id, "")
+        saved.steps = [record for record in saved.steps if record.id != step_id or record.n_sequences or not reason]
+        self.save()
+        return reason
+
+    def reloaded(self) -> AuditState:
+        """Return the state as it is on the disk, for another thread.
+
+        Raises:
+            ResultsError: it cannot be read.
+        """
+        other = copy.copy(self)
+        other.saved = self._load(self.saved.battery)
+        return other
 
     def close(self, *, keep_key: bool) -> None:
         """Mark the audit as finished and save it.

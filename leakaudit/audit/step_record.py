@@ -18,6 +18,7 @@ from leakaudit.client.truth import Truth
 from leakaudit.errors import AnatomyError
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.structure import find_output_head, output_embedding, word_embedding
+from leakaudit.results.lengths import bucket
 from leakaudit.results.schema import Regime, StepRecord, Subject, Verification, VerificationStatus
 
 
@@ -43,6 +44,7 @@ def record_of(
     return StepRecord(
         id=step_id_of(provenance.step),
         step=provenance.step,
+        seed=provenance.seed,
         epoch=provenance.epoch,
         phase=_phase(provenance.step, provenance.total_steps),
         snapshot=f"hmac-sha256:{digest}",
@@ -53,6 +55,7 @@ def record_of(
         shipped_defense="+".join(map(_with_strength, shipped)) or "none",
         n_sentences=_sentences(snapshot, min_tokens),
         beyond_hidden=beyond_hidden(snapshot),
+        words_not_kept=snapshot.parts is not None and snapshot.observation.facts.task != "classification",
     )
 
 
@@ -206,18 +209,6 @@ def update_in_words(facts: PublicFacts) -> str:
 def texts_of(truth: Truth, seen: Observation) -> list[tuple[int, ...]]:
     """Return the true sequences; empty if the batch holds arrays instead of text."""
     return [] if isinstance(seen.model, ArrayClassifier) else truth.sequences()
-
-
-def bucket(count: int) -> str:
-    """Return the range between powers of two that contains a count.
-
-    >>> bucket(1), bucket(9), bucket(16), bucket(17)
-    ('1', '9-16', '9-16', '17-32')
-    """
-    if count <= 1:
-        return str(count)
-    top = 1 << (count - 1).bit_length()
-    return f"{top // 2 + 1}-{top}" if top > 2 else "2"
 
 
 def _sentences(snapshot: Snapshot, min_tokens: int) -> int:

@@ -11,58 +11,25 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from leakaudit.audit.accuracy import ROUNDING, Accuracy, distance_of_orders, loses_dropout
 from leakaudit.audit.comparison import Update, UpdateComparison
-from leakaudit.audit.known_factors import why_scaled
+from leakaudit.audit.declared_noise import (
+    NOISE_TOLERANCE,
+    STANDARD_ERRORS,
+    clipping_hint,
+    is_noise,
+    noise_is_changed,
+    same_direction,
+)
+from leakaudit.audit.known_factors import refined_factors, why_scaled
+from leakaudit.audit.tensor_factors import rescaled
 from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
 from leakaudit.client.step import ClientStep
-from leakaudit.errors import SnapshotError
-from leakaudit.models.tensors import coarsest_dtype
+from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.results.schema import Verification, VerificationStatus
 
-TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2}
-"""Largest relative error at which a recomputed update counts as the same.
 
-It depends on the coarsest precision among autocast, facts and weights. Our choice: autocast steps (bf16) had an error of 5e-3 with eager
-instead of fused attention; the update of a wrong batch has an error above 0.3.
-"""
-
-
-FLOAT32_TOLERANCE = 1e-3
-"""Largest relative error for every other precision. Float32 steps had errors of 1e-8 to 1e-6."""
-
-
-ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Relative rounding error of multiplying a gradient of this dtype by a factor.
-
-It is half the distance between two neighbouring numbers.
-"""
-
-
-NOISE_TOLERANCE = 0.1
-"""Largest relative error of a residual's standard deviation.
-
-The error is relative to the standard deviation of the declared noise. Our choice.
-"""
-
-
-STANDARD_ERRORS = 5.0
-"""Largest distance of a noised update's projection from 1, in standard errors.
-
-The update is projected on the recomputed update. By chance, the projection is further away in one of two million steps. The update of
-another batch has a projection below 1, with any noise.
-"""
-
-
-SAME_DIRECTION = 0.2
-"""Smallest cosine with the recomputed update, for a step without random state.
-
-A step with a smaller cosine is a mismatch. Our choice: with another dropout mask the cosine is 0.8 or more at the usual rate of 0.1.
-"""
-
-
-def verify(
-    step: ClientStep, observed: Update, *, repeated: Update | None = None, tolerance: float | None = None
-) -> Verification:
+def verify(step: ClientStep, observed: Update, *, repeated: Update | None = None) -> Verification:
     """Compute a step again and judge the observed update.
 
     This is honesty rule 2 of the architecture.
@@ -71,17 +38,24 @@ def verify(
     that cannot be computed again is `unverifiable`, and the note says why. An update is a `mismatch` only if it certainly does not come
     from the batch.
 
+    Where the verdict depends on how much of the error is rounding, the step is computed once more with another order of additions. An error
+    that rounding does not explain, but that other hardware might, makes the step `unverifiable`.
+
     Args:
         step: the step from which the update is said to come.
         observed: parameter name -> observed update.
         repeated: the step's update if it was computed in another way; None computes it with `step`.
-        tolerance: largest relative error between equal updates; None uses the tolerance of a rebuilt model.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has no room to compute the step, which says nothing about it.
     """
     try:
-        return _Verifier(step, observed, repeated, tolerance).stamp()
-    except SnapshotError as error:
+        return _Verifier(step, observed, repeated).stamp()
+    except (ModelError, SnapshotError) as error:
         return _unverifiable(f"not recomputed: {error}")
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if repeated is None and isinstance(error, torch.OutOfMemoryError):
+            raise
         # The note has only the type: a message of the model's own code may quote its inputs.
         return _unverifiable(f"recomputing raised {type(error).__name__}")
 
@@ -106,21 +80,18 @@ class _LeftOut:
 class _Verifier:
     """Comparison of an observed update with the result of a step and its defences."""
 
-    def __init__(
-        self, step: ClientStep, observed: Update, repeated: Update | None = None, tolerance: float | None = None
-    ) -> None:
+    def __init__(self, step: ClientStep, observed: Update, repeated: Update | None = None) -> None:
         device = next(step.model.parameters()).device
         self.step, self.observed = step, {name: update.to(device) for name, update in observed.items()}
-        computed_in = str(coarsest_dtype(step.model.parameters())).removeprefix("torch.")
-        # Adapters may have a finer precision than the model below them.
-        self.precisions = (str(step.recipe.autocast), step.facts.dtype, computed_in)
-        usual = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in self.precisions)
-        self.tolerance = usual if tolerance is None else tolerance
+        self.accuracy = Accuracy.of(step)
+        self.tolerance = self.accuracy.largest
+        """Largest relative error that counts as rounding; `stamp` narrows it."""
         self.repeated = repeated
         self.rounding = max((ROUNDING.get(update.dtype, 0.0) for update in observed.values()), default=0.0)
         self.unknown = [declared.name for declared in step.facts.defenses if declared.known() is None]
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
+        self.all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
         self.sigma = 0.0
         """Standard deviation of the declared noise, in the update's units.
 
@@ -133,31 +104,56 @@ class _Verifier:
         """
 
     def stamp(self) -> Verification:
-        """Compute the step again and return the first stamp that fits.
+        """Compute the step again and judge the update.
 
         Raises:
-            SnapshotError: the step or an expected update cannot be computed.
+            SnapshotError: the step cannot be computed, or an expected update cannot while the update has defences.
         """
         bare = self.step.update() if self.repeated is None else self.repeated
         plain = UpdateComparison.of(self.observed, bare)
         if self.step.facts.view == "delta":
-            self.weights = WeightDifference(self.step, self.observed, bare, self.tolerance, self.precisions)
-        all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
+            self.weights = WeightDifference(
+                self.step, self.observed, bare, self.accuracy.largest, self.accuracy.precisions
+            )
         try:
             found = UpdateComparison.of(self.observed, self._expected(bare)) if self.active else plain
         except SnapshotError:
-            if undefended := self._stamp_same(plain, all_absent):
-                return undefended
-            raise
+            found = None
+            if not self._stamp_same(plain, self.all_absent):
+                raise
+        loose = self._first_stamp(plain, found)
+        if self.repeated is not None or self.weights is not None or not loose.status.bounds:
+            return loose
+        self.tolerance = self.accuracy.tight
+        strict = self._first_stamp(plain, found)
+        if _agree(strict, loose):
+            return strict
+        if why := self.accuracy.why_unmeasured(self.step):
+            return loose.model_copy(update={"note": "; ".join(filter(None, (loose.note, why)))})
+        updates = [(plain.own, None), *([(found.own, self._expected)] if self.active and found else [])]
+        distance = distance_of_orders(self.step, updates)
+        self.tolerance = self.accuracy.limit(distance)
+        measured = self._first_stamp(plain, found)
+        return measured if measured.status.bounds else _beyond_rounding(loose, distance)
+
+    def _first_stamp(self, plain: UpdateComparison, found: UpdateComparison | None) -> Verification:
+        """Return the first stamp that fits, at the present tolerance.
+
+        Args:
+            plain: the comparison with the recomputed update without defences.
+            found: the comparison with the expected update; None if it cannot be computed.
+        """
+        if found is None:
+            return self._stamp_same(plain, self.all_absent) or self._stamp_different(plain)
         no_noise = _LeftOut(absent=tuple(self.unknown), noiseless=self._noises())
         return (
             self._stamp_empty(found)
             or self._stamp_noised(found)
             or self._stamp_same(found, no_noise)
-            or self._stamp_same(plain, all_absent)
+            or self._stamp_same(plain, self.all_absent)
             or self._stamp_scaled(found, no_noise, found.scale, found.scaled_error)
-            or self._stamp_scaled(plain, all_absent, plain.scale, plain.scaled_error)
-            or self._stamp_rescaled(bare, no_noise, (plain.scale, found.scale))
+            or self._stamp_scaled(plain, self.all_absent, plain.scale, plain.scaled_error)
+            or self._stamp_rescaled(plain.own, no_noise, (plain.scale, found.scale))
             or self._stamp_different(found)
         )
 
@@ -183,7 +179,8 @@ class _Verifier:
         update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
         sigma = 0.0
         for plugin in self.active:
-            update = plugin.expected(self.step, update, self.observed, self.tolerance)
+            # The largest tolerance: a defence that jumps (a sign, a level) may turn a smaller error of one entry into a large one.
+            update = plugin.expected(self.step, update, self.observed, self.accuracy.largest)
             sigma = math.hypot(sigma, plugin.added_noise(self.step, update))
         self.sigma = sigma
         return update
@@ -196,7 +193,7 @@ class _Verifier:
         """Stamp an update that differs from the expected one by the declared noise."""
         if not self.sigma or self.unknown:
             return None
-        if not _is_noise(found, self.sigma, self.tolerance):
+        if not is_noise(found, self.sigma, self.tolerance):
             return None
         error = self.sigma / found.norm
         note = (
@@ -246,7 +243,9 @@ class _Verifier:
             factor: observed over expected update.
             error: relative error that remains with this factor.
         """
-        if factor <= 0 or not self._is_same(found, error, max(self.tolerance, self.rounding), factor):
+        # Only a gradient that was multiplied is rounded by that.
+        rounding = self.rounding if abs(factor - 1) > self.rounding else 0.0
+        if factor <= 0 or not self._is_same(found, error, max(self.tolerance, rounding), factor):
             return None
         left_out = self._certainly(left_out, found)
         return Verification(
@@ -290,15 +289,14 @@ class _Verifier:
         """
         if not self.active or any(plugin.resized for plugin in self.active):
             return None
-        for factor in factors:
-            for _ in range(2):
-                if not 0 < factor < math.inf:
-                    break
-                again = UpdateComparison.of(self.observed, self._expected(bare, factor))
+        for guess in factors:
+            for factor, again in refined_factors(guess, lambda k: self._compared(bare, k), self.accuracy):
                 if stamp := self._stamp_scaled(again, left_out, factor, again.error):
                     return stamp
-                factor *= again.scale
         return None
+
+    def _compared(self, bare: Update, factor: float) -> UpdateComparison:
+        return UpdateComparison.of(self.observed, self._expected(bare, factor))
 
     def _stamp_different(self, found: UpdateComparison) -> Verification:
         """Stamp an update that differs from the expected one, with the reason if known."""
@@ -309,75 +307,34 @@ class _Verifier:
                 f"cosine {found.cosine:.2f} with the update recomputed without it",
                 *numbers,
             )
-        if self._noise_is_changed():
+        if noise_is_changed([plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]):
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
-        if self.repeated is None and _loses_dropout(self.step) and self._same_direction(found):
+        if self.repeated is None and loses_dropout(self.step) and same_direction(found, self.sigma):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
         if self.weights is not None and not self.active and self.weights.is_open():
             return _unverifiable(f"{OTHER_ROUNDING}; cosine {found.cosine:.2f}", *numbers)
+        # Every entry of a difference of weights has to be explained, and a factor for a small tensor explains anything.
+        if not self.sigma and self.weights is None and (stamp := rescaled(found, max(self.tolerance, self.rounding))):
+            return stamp
         note = f"cosine {found.cosine:.2f} with the update recomputed from the kept batch{self.weights.note(found) if self.weights else ''}"
         return Verification(
             status=VerificationStatus.MISMATCH,
-            note=note + self._clipping_hint(found),
+            note=note + clipping_hint(found, self.sigma),
             relative_error=numbers[0],
             scale=numbers[1],
         )
 
-    def _clipping_hint(self, found: UpdateComparison) -> str:
-        """Return a hint if a factor before the declared noise would explain the update.
 
-        Another batch may explain the update as well. Empty if such a factor would not explain it.
-        """
-        if not self.sigma or found.scale <= STANDARD_ERRORS * self.sigma / found.norm:
-            return ""
-        left = found.scaled_difference.std
-        if not any(abs(left - level) <= NOISE_TOLERANCE * level for level in (self.sigma, found.scale * self.sigma)):
-            return ""
-        return (
-            f"; the declared noise would fit if the gradient was multiplied by {found.scale:.2g} before the noise, or if this is another "
-            "batch: give `max_grad_norm` if the loop clips"
-        )
-
-    def _noise_is_changed(self) -> bool:
-        """Return whether a defence without noise was applied after one with noise."""
-        noisy = [plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]
-        return any(noisy) and not all(noisy[noisy.index(True) :])
-
-    def _same_direction(self, found: UpdateComparison) -> bool:
-        """Return whether the two updates may have the same direction, given the noise."""
-        if not self.sigma:
-            return found.cosine >= SAME_DIRECTION
-        return found.scale + STANDARD_ERRORS * self.sigma / found.norm >= SAME_DIRECTION
+def _beyond_rounding(loose: Verification, distance: float) -> Verification:
+    """Return the stamp of an update that fits at the largest tolerance only."""
+    return _unverifiable(
+        f"the update is {loose.relative_error:.1e} off, and computing it with another order of additions changes it by {distance:.1e}: "
+        "it was changed after the backward pass, or other hardware trained; verify it on the machine that trained",
+        loose.relative_error,
+        loose.scale,
+    )
 
 
-def _loses_dropout(step: ClientStep) -> bool:
-    """Return whether a repetition of the step draws other dropout masks."""
-    return step.recipe.training and bool(step.facts.dropout) and not _repeats_dropout(step)
-
-
-def _is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:
-    """Return whether the difference is independent noise of `sigma`.
-
-    The difference must be as large as declared and unrelated to the update. The projection of independent noise on the update g has the
-    standard deviation sigma / |g| in units of g. Without the second condition, noise far larger than the signal would hide the update of
-    another batch.
-
-    Args:
-        found: the observed and the recomputed update.
-        sigma: declared standard deviation.
-        tolerance: relative error of the recomputation itself.
-    """
-    if abs(found.difference.std - sigma) > NOISE_TOLERANCE * sigma:
-        return False
-    return abs(found.scale - 1) <= tolerance + STANDARD_ERRORS * sigma / found.norm
-
-
-def _repeats_dropout(step: ClientStep) -> bool:
-    """Return whether the recorded random states reproduce the dropout masks here.
-
-    They do so only on the kind of device that drew the masks.
-    """
-    if not step.recipe.kept_rng:
-        return False
-    here = next(step.model.parameters()).device.type
-    return all(batch.rng and ("cuda" if "cuda" in batch.rng else "cpu") == here for batch in step.truth.micro_batches)
+def _agree(one: Verification, two: Verification) -> bool:
+    """Return whether two stamps say the same of an update, up to its numbers."""
+    return (one.status, one.absent, one.noiseless) == (two.status, two.absent, two.noiseless)

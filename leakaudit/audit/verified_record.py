@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from leakaudit.audit.applied_defenses import defenses_left
 from leakaudit.audit.as_sent import SentUpdate
+from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.audit.state import AuditState
 from leakaudit.audit.step_record import record_as_sent, record_of
@@ -16,7 +15,12 @@ from leakaudit.results.schema import StepRecord
 
 
 def verified_record(
-    snapshot: Snapshot, client: ClientStep, sent: SentUpdate | None, config: AuditConfig, state: AuditState
+    snapshot: Snapshot,
+    client: ClientStep,
+    sent: SentUpdate | None,
+    config: AuditConfig,
+    state: AuditState,
+    pairing: Pairing | None = None,
 ) -> StepRecord:
     """Verify a step and return its record.
 
@@ -26,12 +30,13 @@ def verified_record(
         sent: what was sent, if it differs from what was produced.
         config: of the audit.
         state: has the key for the hash of the update.
+        pairing: key of the marks of the step; None for no marks.
     """
-    # `check: rebuilt` does not trust the stamp in a snapshot: anyone who can write the file could have made it.
-    stamped = snapshot if config.check == "in_place" else replace(snapshot, checked=None)
-    verification = stamp_of(stamped, client)
+    verification = stamp_of(snapshot, client)
     # as declared: numbers that differ from step to step would give every step another name
     shipped = defenses_left(client, verification)
     digest = state.keyed_hash(snapshot.observation.digest().encode(), digits=64)
     record = record_of(snapshot, verification, shipped, digest=digest, min_tokens=config.min_tokens)
+    if pairing is not None:
+        record = record.model_copy(update=vars(pairing.marks_of(snapshot)))
     return record if sent is None else record_as_sent(record, sent.stamp, sent.shipped)

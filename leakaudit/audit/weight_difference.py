@@ -27,7 +27,7 @@ Own derivation: an optimizer of torch rounds a weight at most twice in a step (d
 That is two units; twice that leaves room for kernels that round once more (fused, foreach, another order of operations).
 """
 
-GRADIENT_ERROR = {"bf16": 0.25, "bfloat16": 0.25, "fp16": 0.03, "float16": 0.03}
+GRADIENT_ERROR = {"bf16": 0.25, "bfloat16": 0.25, "fp16": 0.03, "float16": 0.03, "tf32": 0.03}
 """Largest error of a gradient's entry on another machine, by the coarsest precision of the step.
 
 It is in units of the parameter's largest entry plus the root mean square of all entries. Our choice: eager instead of fused attention on

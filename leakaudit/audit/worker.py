@@ -6,32 +6,44 @@ kills it before the trainer if memory runs out, and it stops when its trainer ha
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from leakaudit.audit.rounds import Trainers
-from leakaudit.audit.spool_audit import WorkerOptions, audit_one, open_audit, print_line, record_loss, write_results
-from leakaudit.errors import ConfigError, LeakAuditError, SnapshotSealedError, type_and_place
+from leakaudit.audit.spool_audit import (
+    WorkerOptions,
+    audit_one,
+    claim,
+    open_audit,
+    print_line,
+    record_loss,
+    write_results,
+)
+from leakaudit.errors import ConfigError, LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
-from leakaudit.storage.parent_watch import PARENT_VARIABLE, watch_parent, yield_processor
+from leakaudit.storage.parent_watch import FACTORIES_VARIABLE, PARENT_VARIABLE, watch_parent, yield_processor
 from leakaudit.storage.retention import purge_old_runs
-from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool import TOKENIZER, Spool
 from leakaudit.storage.spool_files import AuditFile
 
 DIED_OVER = "workers died over its snapshot"
-"""Reason of a lost step whose audit ended several workers.
+"""Reason of a lost step over which several workers died, outside of attempts.
 
-They were killed, ran out of memory or crashed while they audited it.
+They were killed, ran out of memory or crashed while they read or verified it, or applied a defence.
 """
 
 SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
@@ -64,6 +76,7 @@ def run_worker(
     device: str | None = None,
     identities: Sequence[str] = (),
     idle_limit_s: float | None = None,
+    retry: bool = False,
     audit_factory: Callable[..., Any] | None = None,
 ) -> ExitCode:
     """Audit the snapshots of a spool until its trainer has finished or was killed.
@@ -74,10 +87,12 @@ def run_worker(
         device: overrides the configuration's device.
         identities: private keys that open encrypted snapshots.
         idle_limit_s: stop after this number of seconds without a new snapshot, because a trainer on another host may have been killed.
+        retry: try the snapshots again that were set aside.
         audit_factory: function that makes the `Audit`; tests replace it.
 
     Returns:
-        PASS if all is done, CRASH for an error of the worker itself, USAGE if no key fits, ERROR if results or journal cannot be written,
+        PASS if all is done, CRASH for an error of the worker itself, USAGE if no key fits or a snapshot names a maker of its model that the
+        user did not name, ERROR if results or journal cannot be written,
         INTERRUPTED if the worker was asked to stop.
 
     Raises:
@@ -88,13 +103,14 @@ def run_worker(
     parent = watch_parent()
     parent.spool = root
     try:
+        _vouch_as_the_trainer()
         with _sigterm_interrupts():
             spool, audit_file = Spool.open(root)
             _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
             _check_key(spool, options)
             with spool.worker_lock():
-                return _audit_spool(spool, audit_file, options, once=once, audit_factory=audit_factory)
+                return _audit_spool(spool, audit_file, options, once=once, retry=retry, audit_factory=audit_factory)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED  # during the start, no snapshot was claimed yet
     except LeakAuditError:
@@ -114,12 +130,21 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def _vouch_as_the_trainer() -> None:
+    """Vouch for the makers of models that the training process vouched for."""
+    if names := json.loads(os.environ.get(FACTORIES_VARIABLE, "[]")):
+        from leakaudit.models.factories import vouch_for
+
+        vouch_for(*names)
+
+
 def _audit_spool(
     spool: Spool,
     audit_file: AuditFile,
     options: WorkerOptions,
     *,
     once: bool,
+    retry: bool,
     audit_factory: Callable[..., Any] | None,
 ) -> ExitCode:
     """Clean a locked spool, audit it and return the exit code."""
@@ -129,11 +154,17 @@ def _audit_spool(
         options.notify(line)
     if audit_factory is None:
         _import_torch_and_attacks()
-    if not once and not _wait_for_the_first(spool, audit_file, options):
+    if not once and not retry and not _wait_for_the_first(spool, audit_file, options):
         options.notify("no step was kept: nothing to attack and nothing to report")
         return ExitCode.PASS
+    if not (spool.root / TOKENIZER).exists() and not spool.entries():
+        options.notify("every kept step is audited and removed: nothing is left to attack")
+        return ExitCode.PASS
     audit = (audit_factory or open_audit)(spool, audit_file, options)
-    return _Work(spool, audit_file, audit, options, once).run()
+    work = _Work(spool, audit_file, audit, options, once)
+    if retry:
+        work.retry()
+    return work.run()
 
 
 @dataclass
@@ -149,9 +180,12 @@ class _Work:
     """Number of snapshots that could not be audited and whose step is unknown."""
     claimed: Path | None = field(default=None, init=False)
     """The snapshot that is being audited."""
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held by the thread that writes results; whoever writes the last ones never releases it."""
 
     def run(self) -> ExitCode:
         """Audit every snapshot, write the results and return the exit code."""
+        watch_parent().write_results = self._write_orphaned
         self._set_deadly_snapshots_aside()
         try:
             complete = self._audit_until_the_end()
@@ -159,12 +193,10 @@ class _Work:
         except KeyboardInterrupt:
             _ignore_sigterm()
             self._give_back()
-            self.options.notify(
-                "interrupted: finished attempts are kept; continue with `leakaudit worker` on the same spool"
-            )
+            self._notify_interrupted()
             return self._write(interrupted=True, code=ExitCode.INTERRUPTED)
-        except SnapshotSealedError as error:
-            self._give_back()  # a worker with the key can continue with it
+        except (SnapshotSealedError, ModelNotVouchedError) as error:
+            self._give_back()  # a worker with the key, or with the user's word, can continue with it
             self.options.notify(f"error: {error}")
             return ExitCode.USAGE
         except OSError as error:
@@ -177,14 +209,26 @@ class _Work:
             return ExitCode.ERROR
         return self._write(interrupted=not complete)
 
+    def retry(self) -> None:
+        """Return the snapshots that were set aside to the queue."""
+        for path in self.spool.queue.set_aside_before():
+            if path.stem.isdecimal():
+                step = int(path.stem)
+                self.options.notify(f"snapshot {path.stem} is tried again")
+                self.spool.queue.retry(path, partial(self.audit.unlose, step))
+
     def _set_deadly_snapshots_aside(self) -> None:
-        """Set aside the snapshots whose audit ended several earlier workers."""
+        """Set aside the snapshots over which several earlier workers died.
+
+        They stay until they are too old: the cause may have been another process that needed the memory.
+        """
         for path in self.spool.queue.poisonous():
             self.options.notify(
-                f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory"
+                f"snapshot {path.stem} set aside: workers died over it; see whether it fits into memory, then try it again with "
+                "`leakaudit worker FOLDER --retry`"
             )
             self.refused += not record_loss(self.audit, path, DIED_OVER)
-            self.spool.queue.set_aside(path, keep=self._keep, reason=DIED_OVER)
+            self.spool.queue.set_aside(path, keep=True, reason=DIED_OVER)
 
     def _audit_until_the_end(self) -> bool:
         """Audit snapshots as they arrive; return whether the run is complete."""
@@ -196,7 +240,7 @@ class _Work:
             finished = self.once or self.spool.totals() is not None
             trainer_gone = trainers.gone() or _is_overdue(last_news, self.options)
             trainers.release_held()
-            self.claimed = None if trainers.out_of_patience and not finished else self.spool.queue.claim()
+            self.claimed = None if trainers.out_of_patience and not finished else claim(self.spool, self.audit)
             if self.claimed is not None:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
@@ -211,7 +255,9 @@ class _Work:
         """Write the results of the rounds so far: nobody knows when the next one comes."""
         if self.audit_file.config.unit != "round" or self.spool.totals() is not None:
             return
-        if write_results(self.spool, self.audit, self.refused, True, self.options) is ExitCode.INTERRUPTED:
+        with self._writing:
+            code = write_results(self.spool, self.audit, self.refused, True, self.options)
+        if code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
 
     def _give_back(self) -> None:
@@ -219,7 +265,28 @@ class _Work:
         if self.claimed is not None:
             self.spool.queue.give_back(self.claimed)
 
+    def _write_orphaned(self) -> None:
+        """Write the results of finished attempts, because the trainer has ended.
+
+        Another thread may be in the middle of an attempt, so this reads the files.
+        """
+        from leakaudit.audit.audit import reloaded
+
+        self._writing.acquire()
+        try:
+            audit = reloaded(self.audit)
+        except Exception as error:
+            self.options.notify(f"error: the results cannot be written: {type_and_place(error)}")
+            return
+        self._notify_interrupted()
+        write_results(self.spool, audit, self.refused, True, self.options)
+
+    def _notify_interrupted(self) -> None:
+        folder = shlex.quote(str(self.spool.root.absolute().parent))
+        self.options.notify(f"interrupted: finished attempts are kept; `leakaudit worker {folder}` goes on")
+
     def _write(self, *, interrupted: bool, code: ExitCode = ExitCode.PASS) -> ExitCode:
+        self._writing.acquire()
         return write_results(self.spool, self.audit, self.refused, interrupted, self.options, code=code)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from leakaudit.capture.boundary import entry
+from leakaudit.capture.boundary import entry, from_signal_handler
 from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration, writes
 from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
@@ -230,6 +230,8 @@ class Adapter:
                 if isinstance(run, AuditRun) and run.untouched() and run.trainer.writes:
                     run.spool.discard()
         except Exception as error:
+            if from_signal_handler(error):
+                raise
             yield f"it could not be switched off cleanly ({type_and_place(error)})"
         folder = folder_of(self.config) if run is None else run.config.out_dir
         if self._leaves_folder or isinstance(run, RoundRun) or (folder is not None and audit_in(folder) is not None):
@@ -239,6 +241,8 @@ class Adapter:
         try:
             yield from _mark_folder(folder, reason, marks=self._marks_folder)
         except Exception as error:
+            if from_signal_handler(error):
+                raise
             yield f"{folder} may hold results of an earlier run and could not be marked as not audited ({type_and_place(error)})"
 
 

@@ -9,37 +9,34 @@ from leakaudit.results.wording import counted
 from leakaudit.storage.spool_files import Totals
 
 
-def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: int) -> str:
-    """Return the plan of a run in one line.
+def plan_in_words(plan: Plan, config: AuditConfig, step_bytes: int, bytes_once: int, note: str) -> tuple[str, ...]:
+    """Return the plan of a run in three lines.
 
-    It says which steps are kept, how long attacks on them may take, and whether the policy can pass.
+    They say which steps are kept and what to set if the policy is then out of reach, where the report will be and how long attacks may
+    take, and how to switch the audit off.
 
     Args:
         plan: of the run.
         config: of the audit.
         step_bytes: size of each kept step on the disk.
         bytes_once: size of the tensors that are written once for all steps.
+        note: a clause about an earlier audit in the folder; may be empty.
     """
     if plan.kept == 0:
-        return plan.steps_in_words()
+        return ("; ".join(filter(None, [plan.steps_in_words(), note])),)
     room = max(0, int(config.max_spool_gb * 1e9) - bytes_once) // max(1, step_bytes)
-    clauses = [
-        f"{plan.steps_in_words()}, {schedule_in_words(config)} ({time_in_words(config)})",
-        room_in_words(plan, config, room),
-        plan.policy_in_words(config, room),
-        f"report in {config.out_dir}",
-        f"off with {OFF_SWITCH}=1",
-    ]
-    return "; ".join(filter(None, clauses))
+    kept = [plan.steps_in_words(), room_in_words(plan, config, room), plan.policy_in_words(config, room)]
+    report = [f"report: {config.out_dir / 'report.html'}, {schedule_in_words(config)} ({time_in_words(config)})", note]
+    return "; ".join(filter(None, kept)), "; ".join(filter(None, report)), f"switch off: {OFF_SWITCH}=1"
 
 
 def schedule_in_words(config: AuditConfig) -> str:
     """Return when and where kept steps are attacked, in a clause."""
     if config.schedule == "inline":
-        return "attacks them in this process"
+        return "by attacks in this process"
     if config.schedule == "deferred" and config.at_end == "leave":
-        return "leaves them to `leakaudit worker`"
-    return "attacks them " + ("in a side process" if config.schedule == "beside" else "when training is over")
+        return "by `leakaudit worker` later"
+    return "by " + ("a side process" if config.schedule == "beside" else "attacks after training")
 
 
 def not_kept_in_words(totals: Totals, config: AuditConfig) -> list[str]:

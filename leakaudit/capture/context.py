@@ -11,7 +11,7 @@ from torch import nn
 
 from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.recording.step_tensors import Observe
-from leakaudit.config.audit import AuditConfig, load_config
+from leakaudit.config.audit import AuditConfig, for_tonight, load_config
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
 """Environment variable that switches the audit off, if it is not empty."""
@@ -28,8 +28,8 @@ def configuration(source: Source) -> AuditConfig:
         ValidationError: a key or value of a mapping is wrong.
     """
     if source is None:
-        return AuditConfig()
-    return AuditConfig.model_validate(source) if isinstance(source, Mapping) else load_config(source)
+        return for_tonight(AuditConfig())
+    return for_tonight(AuditConfig.model_validate(source) if isinstance(source, Mapping) else load_config(source))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from leakaudit.capture.array_batches import labels_only
+from leakaudit.capture.boundary import Hook
 from leakaudit.capture.context import StepContext, TrainerContext
-from leakaudit.capture.fitness import Fit, patched_parts
+from leakaudit.capture.fitness import Fit
 from leakaudit.capture.observing.entry_sample import own_part
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.observing.private_sgd import PrivateSgd, private_sgd
@@ -23,6 +25,7 @@ from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
+from leakaudit.models.code_marks import CodeMarks, code_marks, with_layers_of
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import dropout_rates
 from leakaudit.models.tensors import coarsest_dtype, dtype_of
@@ -128,6 +131,11 @@ class RunDescription:
         facts = manifest.facts.model_copy(update={"defenses": self._declared()})
         return manifest.model_copy(update={"facts": facts})
 
+    @cached_property
+    def _code(self) -> CodeMarks:
+        """Digests of the code of the model at the first kept step."""
+        return code_marks(self.model, _is_ours)
+
     def _step_recipe(self, now: StepContext) -> StepRecipe:
         observe, peers = self.trainer.observe, self.trainer.peers
         clipped = observe != "local" and bool(now.max_grad_norm or now.max_grad_value)
@@ -140,7 +148,7 @@ class RunDescription:
             attention=str(getattr(getattr(self.model, "config", None), "_attn_implementation", None) or ""),
             processes=1 if peers is None or observe == "local" else peers.mean_over,
             unaudited_parameters=self.unaudited_parameters,
-            patched=patched_parts(self.model),
+            code=with_layers_of(self._code, self.model, _is_ours),
             note=now.note,
         )
 
@@ -219,6 +227,10 @@ def has_fresh_adapters(model: nn.Module) -> bool:
     return bool(last) and not any(bool(own_part(p.detach()).any()) for p in last)
 
 
+def _is_ours(hook: object) -> bool:
+    return isinstance(hook, Hook)
+
+
 def _neftune_alpha(model: nn.Module) -> float | None:
     """Return the strength of NEFTune's noise; None without NEFTune.
 
@@ -243,7 +255,7 @@ def run_facts(trainer: TrainerContext, model: nn.Module, declared: tuple[Declare
     known: dict[str, Any] = {
         "training": True,
         "batch_size_bound": trainer.batch_size_bound,
-        "dtype": str(_update_dtype(trainer.optimizer, model)).removeprefix("torch."),
+        "dtype": precision_of(_update_dtype(trainer.optimizer, model), next(model.parameters()).device),
         "defenses": declared,
     }
     if isinstance(model, ArrayClassifier):
@@ -270,6 +282,15 @@ def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[
     if defense.is_identity() or any(declared.name == defense.name for declared in optimizer):
         return optimizer
     return (*optimizer, defense.declared())
+
+
+def precision_of(dtype: torch.dtype, device: torch.device) -> str:
+    """Return the precision of an update: its type, or `tf32`.
+
+    On a GPU products of float32 matrices may be rounded to TF32, if the training allows it.
+    """
+    rounded = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if rounded and dtype == torch.float32 else str(dtype).removeprefix("torch.")
 
 
 def _update_dtype(optimizer: Any, model: nn.Module) -> torch.dtype:

@@ -5,6 +5,7 @@ A snapshot must be able to hold the model's tensors, and another process must be
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from leakaudit.capture.boundary import Hook
+from leakaudit.capture.boundary import from_signal_handler
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.lora import rebuild_lora
 from leakaudit.models.rebuilding import blank_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.replaced_modules import put_modules, replaced_modules
-from leakaudit.models.tensors import state_of, tied_names
+from leakaudit.models.tensors import entries_of, state_of, tied_names
 from leakaudit.models.unstored_state import Settings, changed_buffers, changed_settings, settings_of, unstored_buffers
 from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.safetensors_stream import DTYPES
@@ -121,7 +122,7 @@ def _blank(recipe: ModelRecipe) -> nn.Module | None:
     if recipe.made_by or not recipe.config:
         return None
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _parameters_without_values():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_without_values():
             blank = blank_model(recipe)
         if recipe.lora is not None:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -129,19 +130,22 @@ def _blank(recipe: ModelRecipe) -> nn.Module | None:
         return blank
     except ModelError:
         raise
-    except Exception:  # it cannot be made without values; if anything is wrong, the side process reports it
+    except Exception as error:  # it cannot be made without values; if anything is wrong, the side process reports it
+        if from_signal_handler(error):
+            raise
         return None
 
 
 @contextmanager
-def _parameters_without_values() -> Iterator[None]:
+def parameters_without_values() -> Iterator[None]:
     """Put each parameter on the device `meta` when it is registered.
 
-    So a large model takes no memory.
+    So a large model takes no memory. The hook is called for modules of all threads, and acts in this one only.
     """
+    here = threading.get_ident()
 
     def emptied(_module: nn.Module, _name: str, parameter: Any) -> Any:
-        if parameter is None or parameter.is_meta:
+        if parameter is None or parameter.is_meta or threading.get_ident() != here:
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
@@ -150,20 +154,6 @@ def _parameters_without_values() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def patched_parts(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of parts that run other code than their class.
-
-    They have a `forward` in the instance, or forward hooks. The model itself is left out: a change to it affects the loss, not what its
-    parts compute, and `own_loss` reports a changed loss.
-    """
-    return tuple(name for name, part in model.named_modules() if name and _is_patched(part))
-
-
-def _is_patched(part: nn.Module) -> bool:
-    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    return "forward" in vars(part) or any(not isinstance(hook, Hook) for hook in hooks)
 
 
 def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:
@@ -192,7 +182,7 @@ def without_foreign(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     Raises:
         SnapshotError: one of them has a part in the update.
     """
-    parts = [name for name in kept.update if name in foreign and bool(kept.update[name].any())]
+    parts = [name for name in kept.update if name in foreign and bool(entries_of(kept.update[name]).any())]
     if parts:
         raise SnapshotError(
             f"the update of {parts[0]!r} is not zero, but {kept.manifest.model.class_name} of transformers has no such "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from leakaudit.capture.boundary import suppress
 
 LOG_LINE_SECONDS = 30.0
 """Seconds between two lines of progress where stderr is not a terminal. Our choice: often enough to show in a log that the attacks still
@@ -19,7 +20,7 @@ def notify(line: str) -> None:
 
     A logger at its default level would not show it. If stderr is closed, or is a pipe that nobody reads, this does nothing.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError):
         print(f"leakaudit: {line}", file=sys.stderr, flush=True)
 
 

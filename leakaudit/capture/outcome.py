@@ -44,6 +44,22 @@ def outcome(folder: Path) -> tuple[str, ...]:
     return (f"{verdict.verdict}: {headline(verdict, results)}", *([unchecked] if unchecked else []))
 
 
+def outcome_lines(log: Path, *, detached: bool) -> list[str]:
+    """Return lines with the verdict, the place of the report, and unchecked steps.
+
+    Args:
+        log: of the side process, beside the report.
+        detached: whether the side process continues, and the report is still to come.
+    """
+    report = log.with_name("report.html")
+    if detached:
+        return [f"report to come: {report}"]
+    if report.is_file():
+        verdict, *unchecked = outcome(report.parent) or ("no verdict",)
+        return [f"{verdict}; report: {report}", *unchecked]
+    return [f"no report: see {log}" if log.exists() else "no report yet"]
+
+
 def headline(verdict: Verdict, results: Results) -> str:
     """Return the numbers of the rule that decides.
 
@@ -58,6 +74,8 @@ def headline(verdict: Verdict, results: Results) -> str:
     if rule.status is Status.INCONCLUSIVE and rule.reasons:
         first = rule.reasons[0].rstrip(".")
         clauses.append(first[0].lower() + first[1:])
+    if results.run.interrupted:
+        clauses.append("training or audit was interrupted")
     return "; ".join(clauses)
 
 

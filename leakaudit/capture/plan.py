@@ -69,8 +69,9 @@ class Plan:
     """Number of steps without a leak that the policy needs to pass."""
     total: int | None = None
     """Number of steps of the run; None if unknown."""
-    short: bool = False
-    """Whether the run is so short that `auto` keeps steps closer than `LEAST_DISTANCE`; then a due step waits for the disk."""
+    waits: bool = False
+    """Whether a due step waits for the disk: the user gave the distance, or the run is so short that `auto` keeps steps closer than
+    `LEAST_DISTANCE`."""
     unit: str = "step"
     """What is counted: `step` or `round`."""
 
@@ -87,14 +88,14 @@ class Plan:
         most = max(LEAST_STEPS, ceil(MARGIN * needed)) if config.max_snapshots == "auto" else config.max_snapshots
         every = config.every_n_steps
         if every != "auto":
-            return cls(config.first_step, every, most, needed, total, unit=config.unit)
+            return cls(config.first_step, every, most, needed, total, waits=config.unit == "step", unit=config.unit)
         wanted = max(LEAST_STEPS, needed) if config.max_snapshots == "auto" else most
         if config.unit == "round":
             spread = 1 if total is None else max(1, (total - config.first_step) // wanted)
             return cls(config.first_step, spread, most, needed, total, unit="round")
         distance = None if total is None else distance_for(total - config.first_step, wanted)
-        short = distance is not None and distance < LEAST_DISTANCE
-        return cls(config.first_step, distance, most, needed, total, short)
+        waits = distance is not None and distance < LEAST_DISTANCE
+        return cls(config.first_step, distance, most, needed, total, waits)
 
     def due(self, step: int) -> bool:
         """Return whether a step is due; its number alone decides."""
@@ -151,9 +152,9 @@ class Plan:
         return f"keeps {kept:,} of {self.total:,} {self.unit}s ({rhythm}{start}{capped})"
 
     def policy_in_words(self, config: AuditConfig, room: int) -> str:
-        """Return what the policy needs, in a clause.
+        """Return what the policy needs that this plan cannot reach, and what to set.
 
-        The clause also says what to set if this plan cannot reach it.
+        It is one clause. It is empty if the plan reaches what the policy needs.
 
         Args:
             config: the audit's configuration.
@@ -167,7 +168,7 @@ class Plan:
             return f"{need}, which this plan cannot reach: set {' and '.join(changes)}"
         if self.every is None:
             return f"{need}, which are kept by step {self.nth(self.needed - 1):,} (`total_steps` spreads them over the run)"
-        return need
+        return ""
 
     def _changes(self, config: AuditConfig, room: int) -> Iterator[str]:
         """Yield settings with which the plan could reach the policy's minimum.
@@ -232,7 +233,7 @@ def time_in_words(config: AuditConfig) -> str:
     The time is the sum of the budgets. The result is one clause.
 
     >>> time_in_words(AuditConfig())
-    '8 attacks, up to 60 s each: up to 8 min a step'
+    '7 attacks, up to 60 s each: up to 7 min a step'
     """
     attempts = counted(len(config.attacks), "attack")
     if len(config.defenses) > 1:

@@ -8,10 +8,13 @@ from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import HELD
 
 
-def command_to_continue(spool: Spool) -> str:
+def command_to_continue(spool: Spool, *options: str) -> str:
     """Return the command that attacks the steps that wait in a spool."""
-    key = " --identity FILE" if spool.config.encrypt_to else ""
-    return f"`leakaudit worker {shlex.quote(str(spool.root))}{key}`"
+    from leakaudit.models.factories import vouched
+
+    makers = [word for name in vouched() for word in ("--allow-factory", name)]
+    key = ("--identity FILE",) if spool.config.encrypt_to else ()
+    return f"`{' '.join(('leakaudit worker', shlex.quote(str(spool.root)), *key, *makers, *options))}`"
 
 
 def remaining_snapshots(spool: Spool) -> str:
@@ -29,7 +32,9 @@ def remaining_snapshots(spool: Spool) -> str:
             f"not audited to the end: step {', '.join(waiting)} ({command_to_continue(spool)} continues with them)"
         )
     if refused:
-        states.append(f"cannot be audited any more: step {', '.join(refused)}")
+        states.append(
+            f"set aside: step {', '.join(refused)} ({command_to_continue(spool, '--retry')} tries them again)"
+        )
     inside = "encrypted" if spool.config.encrypt_to else "in clear"
     folder = shlex.quote(str(spool.root))
     return (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leakaudit.capture.boundary import from_signal_handler
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import Attempt, Score
 from leakaudit.results.short_outputs import in_logs
@@ -67,6 +68,8 @@ class ResultsLog:
         try:
             self.send(numbers)
         except Exception as error:
+            if from_signal_handler(error):
+                raise
             self._broken = True
             logger.warning("leakaudit's numbers are not logged any more: a logger raised %s", type(error).__name__)
 

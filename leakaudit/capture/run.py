@@ -21,6 +21,7 @@ from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
 from leakaudit.capture.plan import Plan
+from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS
 from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.capture.recording.recorder_setup import make_recorder
 from leakaudit.capture.refusals import check_run, policy_of, unused_private_model
@@ -39,9 +40,9 @@ from leakaudit.storage.run_folders import RunFolder, allocate_run_folder
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import Totals
 
-SHORT_RUN_PATIENCE_S = 10.0
-"""Seconds that a due step of a short run waits until the step before it is on the disk. Our choice: the end of such a run waits for both
-steps anyway, and a disk that is slower is stuck."""
+DISK_PATIENCE_S = 10.0
+"""Seconds that a due step waits until the step before it is on the disk, in a short run or if the user gave the distance of kept steps. Our
+choice: the end of a short run waits for both steps anyway, and a disk that is slower is stuck."""
 
 
 @dataclass
@@ -60,6 +61,8 @@ class AuditRun:
     started: float = field(default_factory=time.monotonic)
     blocked_s: float = 0.0
     """Seconds that the training thread spent in this object, without those in the recorder."""
+    disk_stuck: bool = False
+    """Whether training waited for the disk in vain; then no step waits for it again."""
     postponed: bool = False
     """Whether the last due step was left out because its LoRA adapters were still untrained; then the next step is due in its place."""
 
@@ -164,8 +167,8 @@ class AuditRun:
             return False
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
-        if self.plan.short:
-            self.recorder.written(SHORT_RUN_PATIENCE_S)
+        if self.plan.waits:
+            _wait_for_disk(self, DISK_PATIENCE_S)
         if self.recorder.writing():
             self.missed.miss(step, "")
         elif lacking := self.spool.lacks(self.recorder.bytes_to_write()):
@@ -185,7 +188,7 @@ class AuditRun:
             return
         start = time.perf_counter()
         if self.config.schedule == "inline":
-            self.recorder.written()  # attacks on it come next, and training waits for them anyway
+            _wait_for_disk(self, PATIENCE_SECONDS)  # attacks on it come next, and training waits for them anyway
         if self.recorder.counters.kept or self.side.pid is not None:
             self.side.ensure()
         self.results_log.update()
@@ -202,7 +205,7 @@ class AuditRun:
         Raises:
             SpoolError: somebody removed the spool.
         """
-        self.recorder.remove()
+        self.recorder.remove(DISK_PATIENCE_S if self.disk_stuck else PATIENCE_SECONDS)
         parted = self._has_parted()
         self._part()
         if not self.trainer.writes:
@@ -240,7 +243,7 @@ class AuditRun:
         if self.recorder.counters.kept == 0:
             self._leave_empty(f"{what} before a step was kept")
             return
-        self.spool.finish(self.totals(None, interrupted=True))
+        self.spool.finish(self.spool.totals() or self.totals(None, interrupted=True))  # totals: only the waiting ended
         kept = counted(self.recorder.counters.kept, "step was", "steps were")
         notify(f"{what}; {kept} kept; {self.side.continue_detached()}")
         self._notify_of_remaining()
@@ -318,10 +321,9 @@ def _with_hooks(config: AuditConfig, spool: Spool, description: RunDescription) 
 def _announce(run: AuditRun, place: RunFolder) -> None:
     """Tell the user the plan, and which parts of the training are not audited."""
     step = run.recorder.bytes_of_a_step()
-    plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step)
-    notify("; ".join(filter(None, [plan, place.note])))
-    for warning in _warnings(run.description):
-        notify(warning)
+    plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step, place.note)
+    for line in (*plan, *_warnings(run.description)):
+        notify(line)
 
 
 def _warnings(description: RunDescription) -> Iterator[str]:
@@ -333,13 +335,22 @@ def _warnings(description: RunDescription) -> Iterator[str]:
         yield from filter(None, [unused_private_model(trainer.model)])
 
 
+def _wait_for_disk(run: AuditRun, patience_s: float) -> None:
+    """Wait until the last kept step is on the disk, but not for a disk that is stuck."""
+    if not run.disk_stuck and not run.recorder.written(patience_s):
+        run.disk_stuck = True
+        notify(
+            f"a kept step is still not on the disk after {patience_s:g} s; no later step waits for the disk: those that find it busy are "
+            "not kept"
+        )
+
+
 def _overhead(run: AuditRun) -> Overhead:
     """Return what the audit cost the training process so far."""
     counters = run.recorder.counters
     return Overhead(
         blocked_s=round(counters.blocked_s + run.blocked_s, 4),
         training_s=round(time.monotonic() - run.started, 4),
-        check_s=round(counters.check_s, 4),
         writer_s=round(counters.writer_s, 4),
         memory_mb=round(run.recorder.bytes_held() / 1e6, 3),
         disk_mb=round(counters.written / 1e6, 3),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from leakaudit.capture.observing.optimizers import base_optimizers
+from leakaudit.capture.observing.optimizers import after_step, base_optimizers
 from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
 
@@ -31,7 +31,7 @@ class StepCounter:
             stepped: called after each optimizer has moved the weights, but not for steps that a `GradScaler` skips.
         """
         self.number = number
-        self._hooks = [mover.register_step_post_hook(stepped) for mover in base_optimizers(optimizer)]
+        self._hooks = [after_step(mover, stepped) for mover in base_optimizers(optimizer)]
 
     def count(self, run: AuditRun | RoundRun | None) -> bool:
         """Count a step once all optimizers that share the model have stepped.

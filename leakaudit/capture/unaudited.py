@@ -13,6 +13,7 @@ from typing import Any
 
 from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
+from leakaudit.files.strict_json import read_bounded
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
 from leakaudit.storage.run_folders import RunFolder, archive_previous
 
@@ -32,7 +33,7 @@ def mark(wanted: Path, because: str) -> RunFolder:
         The folder that was marked, with a note on the earlier audit. It is another folder if an audit in `wanted` still runs.
 
     Raises:
-        SpoolError: `wanted` is a link.
+        SpoolError: `wanted` is a link, or others own it or can write to it.
         OSError: it cannot be written.
     """
     place = archive_previous(wanted.absolute())
@@ -61,7 +62,7 @@ def folder_of(source: Any) -> Path | None:
     if source is None:
         return Path(default)
     try:
-        found = OUT_DIR_LINE.search(Path(source).read_text(encoding="utf-8"))
+        found = OUT_DIR_LINE.search(read_bounded(Path(source)).decode("utf-8"))
     except (OSError, ValueError, TypeError):
         return None
     return Path(found["folder"]) if found else Path(default)

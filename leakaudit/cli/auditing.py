@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import click
 
 from leakaudit.cli.common import public_command, say
 from leakaudit.cli.progress import Pace, plan, shown
-from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
+from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals, time_is_up
 from leakaudit.cli.threads import threads_to_take
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.audit.audit import Audit
+    from leakaudit.audit.pairing import Pairing
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
     from leakaudit.results.journal import JournalEntry
     from leakaudit.results.schema import Results
 
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SHORTEST_LIMIT = 10.0
+"""Shortest time limit, in seconds. Our choice: writing results and report takes about two."""
 
 RESUME_HELP = (
     "Continue the unfinished audit in --out, or move it aside and begin anew. Default: continue if command, data, model and "
@@ -53,6 +62,35 @@ class Steps:
     """Function that makes or reads the step with a number."""
     planned: bool = True
     """Whether the run has exactly these steps; if False, the number of its steps is unknown."""
+    pairing: Pairing | None = None
+    """Key of the marks by which another audit finds the same steps; None for no marks."""
+
+
+LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124)."
+
+
+def time_limit(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the option `--time-limit` to a command."""
+    return click.option("--time-limit", "limit", metavar="LENGTH", callback=_seconds, help=LIMIT_HELP)(command)
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of a length of time; None gives None.
+
+    Raises:
+        BadParameter: it is no length of time, or is shorter than ten seconds.
+    """
+    if value is None:
+        return None
+    from leakaudit.config.duration import length_of
+
+    try:
+        seconds = length_of(value).total_seconds()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if seconds < SHORTEST_LIMIT:
+        raise click.BadParameter(f"{value} is too short to write results; give {SHORTEST_LIMIT:g}s or more")
+    return seconds
 
 
 def audit_steps(
@@ -61,6 +99,7 @@ def audit_steps(
     *,
     resume: bool | None,
     as_json: bool,
+    limit_s: float | None = None,
     shown_options: Mapping[str, str] | None = None,
 ) -> None:
     """Audit steps, print the outcome, and end the command.
@@ -70,12 +109,13 @@ def audit_steps(
         steps_of: makes or finds the steps.
         resume: whether to continue an unfinished audit; None to decide as `RESUME_HELP` says.
         as_json: whether to print one JSON document.
+        limit_s: seconds that the command may take; None for no limit.
         shown_options: options without private values, which the results show as they are.
     """
-    with stop_on_signals() as stop:
+    with stop_on_signals(limit_s) as stop:
         try:
             steps = steps_of()
-            results, stopped = _run(config, steps, stop, resume, _public_command(config, shown_options or {}))
+            results, stopped = run_audit(config, steps, stop, resume, public_audit(config, shown_options or {}))
         except Stopped as early:
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
@@ -83,10 +123,36 @@ def audit_steps(
     sys.exit(ExitCode.PASS if stopped is None else exit_code(stopped))
 
 
-def _run(
-    config: AuditConfig, steps: Steps, stop: Request, resume: bool | None, command: str
+class Nights(Protocol):
+    """What a night adds to an audit: it may end before all steps are audited."""
+
+    def enough(self, audit: Audit) -> str:
+        """Return why no further attempt is needed; empty if one is.
+
+        It is called after every step.
+        """
+
+    def out_of_time(self, audit: Audit) -> str:
+        """Return why the audit ends although its time is up; it then is complete."""
+
+
+def run_audit(
+    config: AuditConfig,
+    steps: Steps,
+    stop: Request,
+    resume: bool | None,
+    command: str,
+    night: Nights | None = None,
 ) -> tuple[Results, KeyboardInterrupt | None]:
     """Attack every step and write results, verdict and report.
+
+    Args:
+        config: attacks, defences, folder and the rest.
+        steps: the client steps.
+        stop: the request to stop, if a signal makes one.
+        resume: whether to continue an unfinished audit; None to decide as `RESUME_HELP` says.
+        command: how the audit was started, without private values.
+        night: may end the audit early; None for an audit that runs to its end.
 
     Returns:
         The results, and the interrupt that stopped the audit before its end; None if it was complete.
@@ -110,28 +176,46 @@ def _run(
     wanted = Unfinished(battery.digest, source, len(steps.numbers) * size)
     device = choose_device(config.device)
     with run_folder(config.out_dir, wanted, resume) as note:
-        audit = Audit(config.out_dir, config, steps.tokenizer, device=device, command=command, source=source)
+        audit = Audit(
+            config.out_dir,
+            config,
+            steps.tokenizer,
+            device=device,
+            command=command,
+            source=source,
+            pairing=steps.pairing,
+        )
         say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
         say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
         if note:
             say(note)
-        stopped = _run_steps(audit, steps, stop)
+        stopped, enough = _run_steps(audit, steps, stop, night)
+        if night is not None and time_is_up(stopped):
+            stopped, enough = None, night.out_of_time(audit)
+        missing = len(steps.numbers) - audit.audited
+        not_kept = [(missing, enough)] if enough and missing else []
         if stopped is not None:
             say("stopping: writing results of what is finished; a second signal ends the command at once")
         total = len(steps.numbers) if steps.planned else None
         stop.finish()
-        results = audit.finish(total_steps=total, interrupted=stopped is not None)
+        results = audit.finish(
+            total_steps=total, not_kept=not_kept, interrupted=stopped is not None, simulated=steps.planned
+        )
         if stopped is not None:
             done = f"{len(audit.entries)} of {counted(wanted.attempts, 'attempt')}"
             say(f"{done} are finished and written; the same command continues with the rest")
     return results, stopped
 
 
-def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt | None:
+def _run_steps(
+    audit: Audit, steps: Steps, stop: Request, night: Nights | None = None
+) -> tuple[KeyboardInterrupt | None, str]:
     """Run the battery over the steps that are not audited yet.
 
+    Quick attacks run on all of them first, then the slow ones.
+
     Returns:
-        The interrupt that stopped it; None if all steps are done.
+        The interrupt that stopped it, None if nothing did; and why a night has enough, empty if all steps are done.
 
     Raises:
         KeyboardInterrupt: it was stopped before an attempt was finished.
@@ -147,18 +231,22 @@ def _run_steps(audit: Audit, steps: Steps, stop: Request) -> KeyboardInterrupt |
                 stop.check()
 
             audit.report_to(report)
-            for number in steps.numbers:
-                stop.check()
-                if not audit.has_audited(number):
+            for slow in (False, True):
+                for number in steps.numbers:
+                    stop.check()
+                    if audit.has_audited(number) or (not slow and audit.only_slow_left(number)):
+                        continue
                     pace.begin_step()
-                    audit.step(steps.snapshot(number))
-                    pace.end_step()
+                    if audit.step(steps.snapshot(number), partial(operator.not_, slow)):
+                        pace.end_step()
+                    if night is not None and (enough := night.enough(audit)):
+                        return None, enough
     except KeyboardInterrupt as interrupt:
         audit.catch_up()
         if not audit.entries:
             raise
-        return interrupt
-    return None
+        return interrupt, ""
+    return None, ""
 
 
 def _source(config: AuditConfig, steps: Steps) -> str:
@@ -167,7 +255,7 @@ def _source(config: AuditConfig, steps: Steps) -> str:
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
 
 
-def _public_command(config: AuditConfig, more: Mapping[str, str]) -> str:
+def public_audit(config: AuditConfig, more: Mapping[str, str]) -> str:
     """Return this command in the form that results may show.
 
     Of the options of plugins, only numbers and choices are shown.

@@ -73,16 +73,8 @@ class BatteryOption(click.Option):
         return record[0], f"{record[1]}  [default: {texts}; for arrays: {arrays}]"
 
 
-def battery_of_data(asked: str | None, data: Path) -> tuple[PluginSpec, ...]:
-    """Return the requested attacks, or the defaults.
-
-    The defaults are attacks on text, or on labels if batches hold no text.
-
-    Raises:
-        ConfigError: the list cannot be read.
-    """
+def battery_of_data(data: Path) -> tuple[PluginSpec, ...]:
+    """Return the default attacks: on text, or on labels if batches hold no text."""
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS
 
-    if asked is not None:
-        return specs_of(asked)
     return LABEL_ATTACKS if data.suffix == ".safetensors" else DEFAULT_ATTACKS

@@ -28,6 +28,11 @@ IDENTITY_HELP = (
     "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
 )
 
+FACTORY_HELP = (
+    "Class or function of your own code that makes the model of the snapshots (`rebuilt_by`); nothing else is imported for them. "
+    "May be given several times."
+)
+
 
 def say(line: str) -> None:
     """Print a line on stderr; continue if stderr is closed."""

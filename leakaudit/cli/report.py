@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -72,6 +73,9 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
 
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     now = datetime.now(UTC)
+    document = file.parent / "verdict.json"
+    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
+        document.unlink()
     try:
         results, sha256 = read_results(file)
     except ResultsError as error:
@@ -80,10 +84,11 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         rules = load_policy(policy, names_for(results)) if policy else default_policy()
         verdict = evaluate(results, rules, now=now, results_sha256=sha256)
     try:
-        if file.exists():
-            write_atomic(file.parent / "verdict.json", json.dumps(to_json(verdict), indent=1))
+        if file.parent.is_dir():
+            write_atomic(document, json.dumps(to_json(verdict), indent=1))
     except OSError as error:
-        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__})", err=True)
+        stale = "; the one that is there is of an earlier call" if document.is_file() else ""
+        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__}){stale}", err=True)
     if as_json:
         click.echo(json.dumps(to_json(verdict), indent=1))
     else:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
-from leakaudit.cli.common import EXISTING, IDENTITY_HELP, answering_nobody, clear_errors
+from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
+from leakaudit.cli.common import EXISTING, FACTORY_HELP, IDENTITY_HELP, answering_nobody, clear_errors
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
 
@@ -25,8 +25,18 @@ from leakaudit.errors import ConfigError
     metavar="SECONDS",
     help="Stop after this time without a new snapshot; a trainer that died on another machine cannot report it.",
 )
+@click.option("--retry", is_flag=True, help="Try the snapshots again that were set aside.")
+@click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
 @clear_errors
-def worker(spool: Path, once: bool, device: str | None, identity: Path | None, idle_limit: float | None) -> None:
+def worker(
+    spool: Path,
+    once: bool,
+    device: str | None,
+    identity: Path | None,
+    idle_limit: float | None,
+    retry: bool,
+    factories: tuple[str, ...],
+) -> None:
     """Audit the snapshots of SPOOL during training, or after it.
 
     SPOOL is an audit's folder or the spool in it.
@@ -40,11 +50,13 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
     from leakaudit.storage.parent_watch import keep_memory_private
 
     keep_memory_private()
+    _vouch_for(factories)
     if device is not None:
         check_device(device)
     keys = private_keys(identity)
     with answering_nobody():
-        code = run_worker(spool_of(spool), once=once, device=device, identities=keys, idle_limit_s=idle_limit)
+        root = spool_of(spool)
+        code = run_worker(root, once=once, device=device, identities=keys, idle_limit_s=idle_limit, retry=retry)
     sys.exit(code)
 
 
@@ -54,7 +66,9 @@ def worker(spool: Path, once: bool, device: str | None, identity: Path | None, i
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
+@click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
+@time_limit
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
 def run(
@@ -63,7 +77,9 @@ def run(
     config_path: Path | None,
     out: Path,
     identity: Path | None,
+    factories: tuple[str, ...],
     resume: bool | None,
+    limit: float | None,
     as_json: bool,
 ) -> None:
     """Attack kept SNAPSHOTS once.
@@ -75,37 +91,66 @@ def run(
     wait_passively()
     from leakaudit.cli.snapshots import private_keys
     from leakaudit.config.audit import AuditConfig, load_config
-    from leakaudit.models.array_classifier import reader_in
     from leakaudit.storage.parent_watch import keep_memory_private
-    from leakaudit.storage.snapshots import read_manifest, read_snapshot
 
     keep_memory_private()
-    keys = private_keys(identity)
-    folders = _snapshot_folders(snapshots)
-    kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])
     config = (load_config(config_path) if config_path else AuditConfig()).model_copy(update={"out_dir": out})
     if config.policy is not None:
         check_policy(config.policy)
+    keys = private_keys(identity)
+    audit_steps(
+        config,
+        lambda: steps_of_snapshots(snapshots, tokenizer, keys, factories),
+        resume=resume,
+        as_json=as_json,
+        limit_s=limit,
+    )
 
-    def steps_of() -> Steps:
-        numbered: dict[int, Path] = {}
-        for folder in folders:
-            step = read_manifest(folder).provenance.step
-            if step in numbered:
-                raise ConfigError(
-                    f"{numbered[step]} and {folder} are both step {step}; an audit has every step once: audit them one by one"
-                )
-            numbered[step] = folder
-        described = b"".join((folder / "snapshot.json").read_bytes() for folder in folders)
-        return Steps(
-            hashlib.sha256(described).hexdigest(),
-            reader_in(kept_tokenizer),
-            sorted(numbered),
-            lambda step: read_snapshot(numbered[step], keys),
-            planned=False,
-        )
 
-    audit_steps(config, steps_of, resume=resume, as_json=as_json)
+def steps_of_snapshots(
+    places: tuple[Path, ...], tokenizer: Path | None, keys: tuple[str, ...], factories: tuple[str, ...]
+) -> Steps:
+    """Return the steps of kept snapshots.
+
+    Args:
+        places: snapshot folders, or spools or folders that hold some.
+        tokenizer: folder of the tokenizer; None for the one kept in the spool.
+        keys: private keys that open encrypted snapshots.
+        factories: makers of models that the user vouches for.
+
+    Raises:
+        ConfigError: there is no snapshot, no tokenizer, or one step twice.
+    """
+    from leakaudit.models.array_classifier import reader_in
+    from leakaudit.storage.snapshots import read_manifest, read_snapshot
+
+    _vouch_for(factories)
+    folders = _snapshot_folders(places)
+    kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])
+    numbered: dict[int, Path] = {}
+    for folder in folders:
+        step = read_manifest(folder).provenance.step
+        if step in numbered:
+            raise ConfigError(
+                f"{numbered[step]} and {folder} are both step {step}; an audit has every step once: audit them one by one"
+            )
+        numbered[step] = folder
+    described = b"".join((folder / "snapshot.json").read_bytes() for folder in folders)
+    return Steps(
+        hashlib.sha256(described).hexdigest(),
+        reader_in(kept_tokenizer),
+        sorted(numbered),
+        lambda step: read_snapshot(numbered[step], keys),
+        planned=False,
+    )
+
+
+def _vouch_for(factories: tuple[str, ...]) -> None:
+    """Let snapshots name these makers of their models."""
+    if factories:
+        from leakaudit.models.factories import vouch_for
+
+        vouch_for(*factories)
 
 
 def _snapshot_folders(paths: tuple[Path, ...]) -> list[Path]:

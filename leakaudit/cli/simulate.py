@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
+from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
 from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
@@ -18,9 +21,39 @@ from leakaudit.errors import ConfigError
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
+    from leakaudit.audit.pairing import Pairing
+    from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
 
 OUT = Path("leakaudit-out")
+
+MOST_SEEDS = 1000
+"""Most seeds of `--seeds`. Our choice: each one loads the model."""
+
+
+def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Return the seeds of a text such as `1..10` or `1,2,5..7`, each once.
+
+    None gives None.
+
+    Raises:
+        BadParameter: a part is no seed, a range falls, or a seed or the number of seeds is too large.
+    """
+    from leakaudit.config.audit import MAX_SEED
+
+    found: dict[int, None] = {}
+    for part in [] if value is None else value.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part, re.ASCII)
+        if ends is None:
+            raise click.BadParameter(f"{part.strip()!r} is no seed; write numbers and ranges, such as 1..10 or 1,2,5")
+        seeds = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        if not 0 < len(seeds) <= MOST_SEEDS - len(found) or seeds[-1] > MAX_SEED:
+            raise click.BadParameter(
+                f"{part.strip()!r}: a range rises, the largest seed is {MAX_SEED}, and at most {MOST_SEEDS} are taken"
+            )
+        found |= dict.fromkeys(seeds)
+    return tuple(found)
+
 
 AUDIT_OPTIONS = (
     click.option("--config", "config_path", type=EXISTING, help="YAML of the audit; the options below override it."),
@@ -58,11 +91,17 @@ def _audit_options(command: Command) -> Command:
 
 @click.command(short_help="Attack client steps made of a model and a data file.")
 @options_of(Simulation)
+@click.option(
+    "--seeds",
+    callback=_seeds,
+    help="Several seeds, such as 1..10 or 1,2,5, instead of --seed: --steps for each, with mean and spread in the summaries.",
+)
 @_audit_options
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
+@time_limit
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
-def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
+def simulate(resume: bool | None, as_json: bool, limit: float | None, **given: Any) -> None:
     """Make client steps from a model and a data file, and attack them.
 
     The results are results.json, verdict.json and report.html in --out.
@@ -73,21 +112,34 @@ def simulate(resume: bool | None, as_json: bool, **given: Any) -> None:
     set.
     """
     wait_passively()
-    config = _config(given)
+    seeds = given["seeds"]
+    if seeds and _was_given("seed"):
+        raise ConfigError("--seed and --seeds were both given; --seeds alone names all of them")
+    config = _config(given | {"seed": seeds[0]} if seeds else given)
     _check_files(config)
     what = values_of(Simulation, given) | {"seed": config.seed}
 
     def steps_of() -> Steps:
-        simulator = _simulator(what)
+        simulator = simulator_of(what)
         if len(simulator) < what["steps"]:
             full = counted(len(simulator), "full batch", "full batches")
             size = what["batch_size"] * what["local_steps"]
             click.echo(
                 f"--steps {what['steps']}: the data has only {full} of {size}; all of them are audited", err=True
             )
-        return Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot)
+        if seeds:
+            return _steps_of_seeds(what, seeds, simulator)
+        return Steps(
+            simulator.digest,
+            simulator.tokenizer,
+            range(len(simulator)),
+            simulator.snapshot,
+            pairing=pairing_of(what["data"]),
+        )
 
-    audit_steps(config, steps_of, resume=resume, as_json=as_json, shown_options={"grant": given["grant"]})
+    audit_steps(
+        config, steps_of, resume=resume, as_json=as_json, limit_s=limit, shown_options={"grant": given["grant"]}
+    )
 
 
 def _config(given: Mapping[str, Any]) -> AuditConfig:
@@ -122,14 +174,16 @@ def _overrides(given: Mapping[str, Any], base: AuditConfig) -> dict[str, Any]:
     }
     found = {key: given[option] for option, key in keys.items() if given[option] is not None}
     found = {key: str(value) if isinstance(value, Path) else value for key, value in found.items()}
-    attacks = base.attacks if "attacks" in base.model_fields_set else battery_of_data(None, given["data"])
+    attacks = base.attacks if "attacks" in base.model_fields_set else battery_of_data(given["data"])
     defenses = base.defenses if given["defenses"] is None else specs_of(given["defenses"])
     attacks = attacks if given["attacks"] is None else specs_of(given["attacks"])
+    if given["attacks"] is not None:
+        found["attack_recovered_steps"] = True  # whoever names attacks measures each of them
     found["attacks"] = [spec.model_dump() for spec in with_options(attacks, given["attack_options"])]
     found["defenses"] = [spec.model_dump() for spec in with_options(defenses, given["defense_options"])]
     if found.get("text") == "full":
         found["allow_full"] = True
-    if _was_given("seed") or "seed" not in base.model_fields_set:
+    if given["seeds"] or _was_given("seed") or "seed" not in base.model_fields_set:
         found["seed"] = given["seed"]
     return found
 
@@ -163,7 +217,41 @@ def _check_files(config: AuditConfig) -> None:
         refuse_full_in_ci()
 
 
-def _simulator(what: dict[str, Any]) -> Any:
+def _steps_of_seeds(what: dict[str, Any], seeds: tuple[int, ...], first: Any) -> Steps:
+    """Return the steps of every seed, one seed after the other.
+
+    Step number i belongs to seed i // n, where n is the number of steps of a seed. One model is in memory at a time.
+
+    Args:
+        what: options of the simulation.
+        seeds: all seeds.
+        first: simulator of the first one.
+    """
+    steps, held = len(first), {0: first}
+
+    def of(number: int) -> Any:
+        if number not in held:
+            held.clear()
+            held[number] = simulator_of(what | {"seed": seeds[number]})
+        return held[number]
+
+    def snapshot(step: int) -> Snapshot:
+        number, own = divmod(step, steps)
+        made: Snapshot = of(number).snapshot(own)
+        return replace(made, provenance=made.provenance.model_copy(update={"step": step, "seed": seeds[number]}))
+
+    digests = hashlib.sha256(" ".join(of(number).digest for number in range(len(seeds))).encode()).hexdigest()
+    return Steps(digests, first.tokenizer, range(steps * len(seeds)), snapshot, pairing=pairing_of(what["data"]))
+
+
+def pairing_of(data: Path) -> Pairing:
+    """Return the key of the marks of steps: the digest of their data file."""
+    from leakaudit.audit.pairing import Pairing
+
+    return Pairing(hashlib.sha256(data.read_bytes()).digest())
+
+
+def simulator_of(what: dict[str, Any]) -> Any:
     """Return the simulator of the client steps, for texts or for arrays.
 
     A data file of tensors (.safetensors) holds arrays.

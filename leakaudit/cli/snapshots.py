@@ -169,6 +169,12 @@ def verify(audit: Path, identity: Path | None, as_json: bool) -> None:
             click.echo(f"{name}: {problem}")
         sealed = sum(bool(item.encrypted_to) for item in checked)
         note = "" if keys or not sealed else f"; {sealed} encrypted and not opened, which takes --identity"
+        old = sum(not item.sealed for item in checked)
+        note += (
+            f"; {old} of an earlier version, which wrote no digest of snapshot.json: a change in it is not noticed"
+            if old
+            else ""
+        )
         problems_found = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         click.echo(f"{counted(checked)} checked, {problems_found}{note}")
     sys.exit(ExitCode.ERROR if found else ExitCode.PASS)

@@ -1,4 +1,4 @@
-"""Signals that stop a command: Ctrl-C, SIGTERM and SIGHUP.
+"""What stops a command: Ctrl-C, SIGTERM, SIGHUP, and a limit of its time.
 
 Before it stops, the command writes the results of finished attempts.
 """
@@ -13,11 +13,15 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from leakaudit.exit_codes import stopped_by
+from leakaudit.exit_codes import ExitCode, stopped_by
 
 SAME_REQUEST_SECONDS = 1.0
 """A signal within this time after the first is the same request, because `timeout` and a closed terminal send two at once. Our choice: a
 person who presses Ctrl-C again takes longer."""
+
+WRITING_SHARE, SHORTEST_WRITING, LONGEST_WRITING = 0.05, 5.0, 60.0
+"""Share of a time limit, and seconds at least and at most, that are left for results and report. Our choice: both take a few seconds for a hundred
+steps."""
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -37,12 +41,29 @@ class Stopped(KeyboardInterrupt):
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code of a process that a signal stopped.
 
-    It is 130 for Ctrl-C and 143 for SIGTERM, as in shells.
+    It is 130 for Ctrl-C and 143 for SIGTERM, as in shells, and 124 for the end of a time limit, as for timeout(1).
 
     >>> exit_code(KeyboardInterrupt()), exit_code(Stopped(15))
     (130, 143)
     """
+    if time_is_up(stop):
+        return ExitCode.TIME_LIMIT
     return stopped_by(stop.number if isinstance(stop, Stopped) else signal.SIGINT)
+
+
+def time_is_up(stop: KeyboardInterrupt | None) -> bool:
+    """Return whether the limit of time stopped a command."""
+    return isinstance(stop, Stopped) and stop.number == signal.SIGALRM
+
+
+def seconds_to_work(limit_s: float) -> float:
+    """Return the seconds of a time limit after which a command writes its results.
+
+    >>> seconds_to_work(7200.0), seconds_to_work(60.0)
+    (7140.0, 55.0)
+    """
+    writing = min(LONGEST_WRITING, max(SHORTEST_WRITING, WRITING_SHARE * limit_s))
+    return max(limit_s - writing, limit_s / 2)
 
 
 class Request:
@@ -90,20 +111,28 @@ class Request:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[Request]:
+def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
     """Turn signals into `Stopped` while a command runs.
 
     A signal that the caller ignores, as `nohup` does, stays ignored.
+
+    Args:
+        limit_s: seconds after which the command ends; it stops a little earlier, to write its results. None for no limit.
     """
     request = Request()
     before = {}
-    for number in SIGNALS:
+    timer = () if limit_s is None else (signal.SIGALRM,)
+    for number in (*SIGNALS, *timer):
         with contextlib.suppress(ValueError):  # outside the main thread Python does not allow signal handlers
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, request.receive)
+    if limit_s is not None:
+        signal.setitimer(signal.ITIMER_REAL, seconds_to_work(limit_s))
     try:
         yield request
     finally:
+        if limit_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -13,7 +13,7 @@ from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import DataError
 from leakaudit.models.loading import Task
 from leakaudit.models.structure import dropout_rates
-from leakaudit.models.tensors import tied_names
+from leakaudit.models.tensors import dtype_of, tied_names
 from leakaudit.models.vocabulary import vocabulary_of
 
 
@@ -22,9 +22,10 @@ def public_facts(
 ) -> PublicFacts:
     """Return the public facts of a step on a text model.
 
-    All parameters except `frozen` are shared.
+    All parameters except `frozen` are shared. `dtype` is that of the model, unless `more` has another.
     """
     names = [name for name, _ in model.named_parameters()]
+    more = {"dtype": str(dtype_of(model)).removeprefix("torch."), **more}
     return PublicFacts(
         task=task,
         num_labels=int(model.config.num_labels) if task == "classification" else None,  # type: ignore[union-attr, arg-type]

@@ -14,13 +14,17 @@ from torch import Tensor, nn
 
 from leakaudit.client.facts import DeclaredDefense, Granted, PublicFacts
 from leakaudit.errors import NonFiniteUpdateError
+from leakaudit.models.tensors import entries_of
+
+Update = Mapping[str, Tensor]
+"""Parameter name -> tensor of the parameter's shape."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """What an eavesdropper sees of one client step; never the batch itself."""
 
-    update: Mapping[str, Tensor]
+    update: Update
     """Parameter name -> transmitted update, the parameter's shape, float32."""
     model: nn.Module
     """The public model with the weights before the step.
@@ -34,7 +38,7 @@ class Observation:
     If not, only the first blocks were kept: the later parts of `model` do not have the client's values, and no step can be simulated.
     """
 
-    error: Mapping[str, Tensor] = field(default_factory=dict)
+    error: Update = field(default_factory=dict)
     """Parameter name -> standard deviation of the error of each entry, if `update` is an estimate of a gradient.
 
     Empty if `update` is what the client sent. See `leakaudit.algorithms.gradient_estimate`.
@@ -97,13 +101,17 @@ class Observation:
         facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})
         return replace(self, facts=facts)._sending(update)
 
-    def declaring(self, defenses: tuple[DeclaredDefense, ...]) -> Observation:
+    def declaring(self, defenses: tuple[DeclaredDefense, ...], own_loss: bool | None = None) -> Observation:
         """Return this observation with these declared defences.
 
         If a defence withholds a parameter and its recorded update is all zero, the parameter becomes frozen. With any other update it
         stays shared.
+
+        Args:
+            defenses: in the order in which they apply.
+            own_loss: whether the loss is the one that the model computes; None if that is not known.
         """
-        seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses}))
+        seen = replace(self, facts=self.facts.model_copy(update={"defenses": defenses, "own_loss": own_loss}))
         known = [defense for defense in seen.facts.known_defenses if defense is not None]
         gone = frozenset().union(*(defense.withheld(self.model) for defense in known))
         return seen._sending({name: g for name, g in self.update.items() if name not in gone or bool(g.any())})
@@ -151,7 +159,7 @@ class Observation:
         return f"sha256:{digest.hexdigest()}"
 
 
-def root_mean_square(update: Mapping[str, Tensor]) -> float:
+def root_mean_square(update: Update) -> float:
     """Return the root mean square of all entries of an update, in its units.
 
     An update without entries has 0.
@@ -167,7 +175,7 @@ def check_finite(update: Mapping[str, Tensor]) -> None:
     Raises:
         NonFiniteUpdateError: an entry is not finite. The message names the number of such parameters and the first.
     """
-    bad = [name for name, tensor in update.items() if not _is_finite(tensor)]
+    bad = [name for name, tensor in update.items() if not _is_finite(entries_of(tensor))]
     if bad:
         raise NonFiniteUpdateError(
             f"the update is not finite in {len(bad)} of {len(update)} parameters, first {bad[0]!r}: "

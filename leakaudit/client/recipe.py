@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field
 
 from leakaudit.client.facts import Facts
+from leakaudit.models.code_marks import CodeMarks
 
 
 class StepRecipe(Facts):
@@ -38,6 +39,8 @@ class StepRecipe(Facts):
     """Whether the random states of the micro-batches were recorded."""
     eval_modules: tuple[str, ...] = ()
     """Modules in eval mode while the model as a whole was in training mode."""
+    eval_by_pass: tuple[tuple[str, ...], ...] = ()
+    """Modules in eval mode in each forward pass, if the passes differ in that; the name of the model itself is empty."""
     attention: str = ""
     """Attention implementation of the client's model, such as `sdpa`.
 
@@ -60,10 +63,17 @@ class StepRecipe(Facts):
 
     The update does not contain them. The name in files is `outside`.
     """
-    patched: tuple[str, ...] = ()
-    """Parts of the model that had hooks or their own `forward`.
+    code: CodeMarks = CodeMarks()
+    """Digests of the code that the client's model ran; empty if unknown.
 
-    The list is from the beginning of the step. A rebuilt model has no such parts.
+    Layers and hooks are as they were at the beginning of the step, functions as they were at the first kept step.
     """
+    differentiated_again: bool = False
+    """Whether the client differentiated a gradient again, as a penalty on gradients requires.
+
+    What that sends to the parameters does not pass through the model's outputs, so it cannot be computed again.
+    """
+    unheld: tuple[str, ...] = ()
+    """Outputs of the model whose gradients were too large to be recorded beside a loss that the model computed itself."""
     note: str = ""
     """Why the loss cannot be replayed, or empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -43,11 +44,8 @@ def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
         return output + torch.zeros_like(output).uniform_(-bound, bound)  # type: ignore[arg-type]
 
     table: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
-    hook = table.register_forward_hook(noisy)
-    try:
+    with table.register_forward_hook(noisy):
         yield
-    finally:
-        hook.remove()
 
 
 @contextmanager
@@ -66,6 +64,16 @@ def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(now)  # type: ignore[operator]
+
+
+def attention_is_repeated(model: nn.Module, attention: str) -> bool:
+    """Return whether `client_attention` uses the client's implementation.
+
+    It does if the implementation is unknown, because such a model has only its own.
+    """
+    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    can_change = attention == "sdpa" and hasattr(model, "set_attn_implementation")
+    return attention in ("", now) or now is None or can_change
 
 
 @contextmanager
@@ -101,7 +109,8 @@ def trained_parameters(model: nn.Module, training: bool, shared: frozenset[str])
 def restored_random_state(rng: Mapping[str, Tensor], device: torch.device) -> Iterator[None]:
     """Set the recorded random state within the block.
 
-    The caller's own state is restored afterwards.
+    The caller's own state is restored afterwards. A GPU whose state was not kept, as in a simulated step, begins at the checksum of the
+    CPU's: its masks are not the recorded ones, but the same every time.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -109,4 +118,7 @@ def restored_random_state(rng: Mapping[str, Tensor], device: torch.device) -> It
             torch.set_rng_state(rng["cpu"].cpu())
         if "cuda" in rng and device.type == "cuda":
             torch.cuda.set_rng_state(rng["cuda"].cpu(), device)
+        elif "cpu" in rng and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(zlib.crc32(rng["cpu"].cpu().numpy().tobytes()))
         yield

@@ -18,9 +18,8 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.truth import Truth
 from leakaudit.models.recipe import ModelRecipe
-from leakaudit.results.schema import Verification
 
-SCHEMA = "leakaudit.snapshot/1.3"
+SCHEMA = "leakaudit.snapshot/1.4"
 """Version of the snapshot format that this leakaudit writes."""
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"
@@ -32,7 +31,11 @@ SENT = "sent.safetensors"
 BASE = "base.safetensors"
 """File name of the frozen weights, which the snapshots of a run share."""
 
-RETIRED = {"facts": frozenset({"stage"}), "recipe": frozenset({"label_smoothing", "pass_num_items"})}
+RETIRED = {
+    "facts": frozenset({"stage"}),
+    "recipe": frozenset({"label_smoothing", "pass_num_items", "patched"}),
+    "provenance": frozenset({"check_seconds", "not_in_place"}),
+}
 """Part of a manifest -> keys of earlier versions, which are ignored when it is read."""
 
 OTHER_LOSS = "an earlier version recorded its loss in a form that this one cannot compute"
@@ -47,6 +50,8 @@ class Provenance(Facts):
     """Library -> version."""
     step: int = 0
     """Optimizer step, counted from 0."""
+    seed: int | None = None
+    """Seed of the simulation that made the step, if there are several (`simulate --seeds`); else None."""
     epoch: float | None = None
     total_steps: int | None = None
     """Planned optimizer steps of the run."""
@@ -56,10 +61,6 @@ class Provenance(Facts):
     """Time in UTC, ISO 8601."""
     copy_seconds: float = 0.0
     """Seconds of the training process that recording the step took."""
-    check_seconds: float = 0.0
-    """Seconds of the training process that the check in place took; 0 without a check."""
-    not_in_place: str = ""
-    """Why there was no check in place; empty if there was a check or it was not wanted."""
     skipped_before: int = 0
     """Number of due steps since the last snapshot that were not recorded.
 
@@ -90,6 +91,8 @@ class SentUpdate(Facts):
     """The declared defences in it, in the order in which they apply. A change that nobody declared is a defence that is not registered."""
     differences: bool = False
     """Whether the file holds differences from the weights before the round, instead of weights."""
+    beside: int = 0
+    """Number of other tensors that left with it, which nobody audits."""
 
 
 class Manifest(Facts):
@@ -100,8 +103,6 @@ class Manifest(Facts):
     facts: PublicFacts
     recipe: StepRecipe
     provenance: Provenance
-    checked: Verification | None = None
-    """Stamp of the check in place; None if the step is to be checked with the rebuilt model."""
     digests: dict[str, str] = Field(default={})
     """File name -> digest of its bytes, with the algorithm as prefix.
 
@@ -131,14 +132,14 @@ class Snapshot:
     recipe: StepRecipe
     model_recipe: ModelRecipe
     provenance: Provenance
-    checked: Verification | None = None
-    """Stamp of the check in place; None if there was none."""
     parts: KeptParts | None = None
     """None if the whole step was kept."""
     sketches: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameter name -> sketch of its update, if only parts were kept."""
     sent: Observation | None = None
     """What was sent, if something changed the update after the training; else None."""
+    sent_beside: int = 0
+    """Number of other tensors that left with it, which nobody audits."""
 
 
 def without_retired_keys(manifest: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leakaudit.client.facts import IGNORED_LABEL, PublicFacts
 from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
+from leakaudit.client.output_gradients import gradients_by_row, send_back
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
     client_attention,
@@ -145,6 +146,7 @@ class ClientStep:
     def _accumulate(self, parameters: Mapping[str, nn.Parameter], batches: Sequence[MicroBatch]) -> None:
         """Add up the gradients of micro-batches in the parameters."""
         for batch in batches:
+            self._set_modes(batch)
             self._backward(batch)
         divisor = self.recipe.processes * self.recipe.loss_scale
         if divisor != 1:
@@ -181,12 +183,20 @@ class ClientStep:
         if self.recipe.max_grad_value:
             torch.nn.utils.clip_grad_value_(list(parameters.values()), self.recipe.max_grad_value)
 
+    def _set_modes(self, batch: MicroBatch) -> None:
+        """Put each module into the mode of a pass, if the passes differ."""
+        if not self.recipe.eval_by_pass:
+            return
+        number = next(n for n, one in enumerate(self.truth.micro_batches) if one is batch)
+        for name, module in self.model.named_modules():
+            module.training = name not in self.recipe.eval_by_pass[number]
+
     def _backward(self, batch: MicroBatch) -> None:
         """Add the gradient of one micro-batch, times the loss scale, to the parameters."""
         if self.recipe.loss == "pulls":
             with self._forward(batch) as outputs:
-                tensors, output_gradients = _direct(outputs, batch.output_gradients)
-            torch.autograd.backward(tensors, [self.recipe.loss_scale * gradient for gradient in output_gradients])
+                pass
+            send_back(outputs, batch.output_gradients, self.recipe.loss_scale)
             return
         with self._client_precision(batch):
             loss: Tensor = self.model(**self._arguments(batch)).loss
@@ -234,7 +244,9 @@ class ClientStep:
         """
         with self._forward(batch) as outputs:
             rows = len(batch.inputs["input_ids"])
-            tensors, output_gradients = self._output_gradients_by_row(outputs, batch, rows)
+            tensors, output_gradients = gradients_by_row(
+                outputs, batch.output_gradients, rows, self.recipe.loss_divisor
+            )
         for row in range(rows):
             for parameter in parameters.values():
                 parameter.grad = None
@@ -245,28 +257,6 @@ class ClientStep:
                 own.append(mine)
             torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
             yield take_gradients(parameters)
-
-    def _output_gradients_by_row(
-        self, outputs: Mapping[str, Tensor], batch: MicroBatch, rows: int
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return outputs with one row per example, and their output gradients.
-
-        If the model computes the loss, the gradient is propagated back to the output with one row per example, such as the logits.
-        """
-        output_gradients = dict(batch.output_gradients) or {"loss": torch.ones(()) / self.recipe.loss_divisor}
-        scalars = [path for path in output_gradients if outputs[path].dim() == 0]
-        if not scalars:
-            return _direct(outputs, output_gradients)
-        loss, gradient = outputs[scalars[0]], output_gradients[scalars[0]].to(outputs[scalars[0]])
-        for output in outputs.values():
-            if output.requires_grad and output.dim() > 0 and len(output) == rows:
-                (reached,) = torch.autograd.grad(loss, output, gradient, retain_graph=True, allow_unused=True)
-                if reached is not None:
-                    return [output], [reached]
-        raise SnapshotError(
-            "no output of the model holds one row an example that the loss is computed from, so the examples' gradients "
-            "cannot be told apart and the clipping of this private step cannot be repeated"
-        )
 
 
 def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str, Tensor]:
@@ -284,22 +274,3 @@ def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str
         return {}
     scores = logits[:, :-1].float().log_softmax(-1).gather(-1, following.clamp(min=0)[..., None])[..., 0]  # (B, T - 1)
     return {path: scores.masked_fill(following == IGNORED_LABEL, 0.0) for path in paths}
-
-
-def _direct(outputs: Mapping[str, Tensor], output_gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return outputs and the gradient that the loss sent to each of them directly.
-
-    Some outputs are computed from other outputs, such as a pooled state from the last hidden state. The recorded gradient of an output
-    includes the part that reached it through such later outputs. Backward from those adds this part again, so it is subtracted here.
-    """
-    order = sorted(output_gradients, key=lambda path: -outputs[path].grad_fn._sequence_nr())  # type: ignore[union-attr]
-    tensors: list[Tensor] = []
-    direct: list[Tensor] = []
-    for path in order:
-        output, gradient = outputs[path], output_gradients[path].to(outputs[path])
-        if tensors:
-            (via,) = torch.autograd.grad(tensors, output, direct, retain_graph=True, allow_unused=True)
-            gradient = gradient if via is None else gradient - via
-        tensors.append(output)
-        direct.append(gradient)
-    return tensors, direct

@@ -5,6 +5,7 @@ Only the entry points read it; functions below them take plain arguments.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,9 @@ from pydantic import (
 )
 
 from leakaudit.results.schema import TextMode
+
+NIGHT_VARIABLE = "LEAKAUDIT_NIGHT"
+"""Environment variable of a training that `leakaudit nightly` runs: the folder for what its callback keeps. The night attacks it afterwards."""
 
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 
@@ -48,6 +52,15 @@ def _number_or_auto(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return handler(value)
     except ValidationError:
         raise ValueError(f"write auto, or a whole number from 1 to {MAX_COUNT}") from None
+
+
+def _only_rebuilt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Say what became of a value that earlier versions had."""
+    if value == "in_place":
+        raise ValueError(
+            "the check in place is gone, because it called the user's model a second time in the training process; remove the key"
+        )
+    return handler(value)
 
 
 CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"], WrapValidator(_number_or_auto)]
@@ -105,8 +118,7 @@ def _as_spec(value: Any) -> Any:
 Plugin = Annotated[PluginSpec, BeforeValidator(_as_spec)]
 
 DEFAULT_ATTACKS = tuple(
-    PluginSpec(name=name)
-    for name in ("embedding-rows", "span", "rare-rows", "tag", "idlg", "llg", "ilrg", "feature-labels")
+    PluginSpec(name=name) for name in ("embedding-rows", "span", "rare-rows", "idlg", "llg", "ilrg", "feature-labels")
 )
 LABEL_ATTACKS = tuple(PluginSpec(name=name) for name in ("random-labels", "idlg", "llg", "llg-star", "ilrg"))
 """Default attacks on batches without text. They need neither labelled data nor a search."""
@@ -158,6 +170,9 @@ class AuditConfig(BaseModel):
     would have sent. Without it the audit is about an eavesdropper or an honest server. One audit never mixes the two."""
     budget_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] = 60.0
     """Most seconds for one attack on one step under one defence."""
+    attack_recovered_steps: bool = False
+    """Run every attack on every step. By default attacks on texts are left out, as `not needed`, where an earlier one has recovered every text of
+    the step. A comparison of attacks needs them all; a verdict does not."""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     """Seed of the attacks. The same seed on the same steps gives the same results."""
     min_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 8
@@ -177,10 +192,9 @@ class AuditConfig(BaseModel):
     """Allows `text: full`, which writes training text to disk."""
     keep_snapshots: bool = False
     """Keep snapshots in the spool after their audit. They hold the private batch."""
-    check: Literal["in_place", "rebuilt"] = "in_place"
-    """Where a kept step is computed again, to verify that its update comes from its batch. `in_place`: on the model in training, at the cost
-    of one more forward and backward pass. `rebuilt`: in the side process, on the model that the attacks get, even if the step is verified
-    already."""
+    check: Annotated[Literal["rebuilt"], WrapValidator(_only_rebuilt)] = "rebuilt"
+    """Where a kept step is computed again, to verify that its update comes from its batch. `rebuilt`, the only value: in the side process, on
+    the model that the attacks get."""
     policy: Path | None = None
     """YAML policy of the gate. Default: the built-in policy."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
@@ -188,6 +202,9 @@ class AuditConfig(BaseModel):
     if it has room, else the CPU."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of the side process."""
+    pass_environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Names of environment variables that the side process gets besides those that computing needs, for a function of yours that builds the
+    model from them. Their values are in no file. A credential that you name here is handed over."""
     nice: Annotated[int, Field(ge=0, le=19)] = 10
     """Niceness of the side process: at 19 every other process has priority over it."""
     schedule: Literal["beside", "deferred", "inline"] = "beside"
@@ -244,3 +261,14 @@ def load_config(source: Path | str | AuditConfig) -> AuditConfig:
     if policy is not None and not policy.is_absolute():
         config = config.model_copy(update={"policy": path.parent / policy})
     return config
+
+
+def for_tonight(config: AuditConfig) -> AuditConfig:
+    """Return the configuration for a training that a night runs, else the same.
+
+    The steps are kept in the folder of the night, which attacks them when the training has ended.
+    """
+    if not (folder := os.environ.get(NIGHT_VARIABLE)):
+        return config
+    tonight = {"out_dir": Path(folder), "schedule": "deferred", "at_end": "leave", "keep_snapshots": True}
+    return config.model_copy(update=tonight)

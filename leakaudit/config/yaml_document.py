@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from leakaudit.errors import ConfigError
+from leakaudit.files.strict_json import read_bounded
 
 Place = tuple[str | int, ...]
 """Keys and indices from the top of a file to a value."""
@@ -148,17 +149,16 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigError: the file cannot be read, is larger than `MAX_BYTES` or is not UTF-8.
+        ConfigError: the file cannot be read, is no regular file, is larger than `MAX_BYTES` or is not UTF-8.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or type(error).__name__})") from None
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; is it the right file?")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

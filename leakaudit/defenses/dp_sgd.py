@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, check_finite, defense
+from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, Update, check_finite, defense
 
 
 @defense("dp-sgd")
@@ -96,7 +96,7 @@ class DpSgd(Defense):
         facts = seen.facts.model_copy(update={"max_grad_norm": None})
         return replace(seen, facts=facts).under(known.declared(), noisy)
 
-    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+    def settled(self, step: ClientStep, sent: Update) -> Self:
         """Return the defence with L and the number of processes filled in."""
         if self.is_identity():
             return self
@@ -104,7 +104,7 @@ class DpSgd(Defense):
         examples = sum(len(batch.inputs["input_ids"]) for batch in step.truth.micro_batches)
         return replace(self, processes=processes, expected_batch_size=self.expected_batch_size or examples / processes)
 
-    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+    def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return z C / L / processes."""
         return self.settled(step, clean)._sigma
 
@@ -112,7 +112,7 @@ class DpSgd(Defense):
         """Return the defence that only clips."""
         return replace(self, noise_multiplier=0.0)
 
-    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+    def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the level of all noise on `sent`.
 
         The noise of this defence has the level z C / (L processes). An unknown L or number of processes counts as 1, which gives an
@@ -120,13 +120,7 @@ class DpSgd(Defense):
         """
         return math.hypot(before, self._sigma)
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the clipped and averaged gradients, recomputed from the batch.
 
         `recomputed` is not enough: clipping needs the gradient of each example.

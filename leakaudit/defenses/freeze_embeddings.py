@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leakaudit.plugins import ClientStep, Defense, Observation, defense
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense
 
 
 @defense("freeze-embeddings")
@@ -49,13 +49,7 @@ class FreezeEmbeddings(Defense):
             return [model.get_input_embeddings().weight]  # type: ignore[operator]
         return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the recomputed update with zeros for the chosen tables.
 
         A client that does not train a table records zeros for it.

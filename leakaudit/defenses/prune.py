@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, defense
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense
 
 Choice = Literal["magnitude", "random"]
 
@@ -67,20 +67,14 @@ class Prune(Defense):
         kept = {name: tensor * (tensor.abs() > threshold) for name, tensor in seen.update.items()}
         return seen.under(self.declared(), kept)
 
-    def _masked(self, update: Mapping[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+    def _masked(self, update: Update, rng: torch.Generator) -> dict[str, Tensor]:
         """Return the update with each entry set to zero with probability `share`."""
         return {
             name: tensor * (torch.rand(tensor.shape, generator=rng) >= self.share).to(tensor)
             for name, tensor in update.items()
         }
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the recomputed entries where an entry was sent, and zero elsewhere.
 
         The zeros of `observed` show which entries were pruned; this is not checked.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, defense, uncertainties
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense, uncertainties
 
 EXACT_BITS = 32
 """Bits of an entry of the update; with this number, nothing is quantised."""
@@ -60,13 +60,7 @@ class Quantize(Defense):
         update = {name: quantised(tensor) for name, tensor in seen.update.items()}
         return seen.under(self.declared(), update)
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return for each entry the possible level nearest to the observed value."""
         if self.is_identity():
             return recomputed

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square, uncertainties
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
 """An entry may have either sign if it is below this many times its error. Our choice: the tolerance bounds the error of all entries
@@ -43,20 +42,14 @@ class Sign(Defense):
         signs = {name: tensor.sign() for name, tensor in seen.update.items()}
         return seen.under(self.declared(), signs)
 
-    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+    def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the root mean square of `sent` if there was noise before.
 
         Signs of noise and of gradients look alike, so all of `sent` may be noise.
         """
         return root_mean_square(sent) if before > 0 and not self.is_identity() else before
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the signs.
 
         If an entry may have either sign within its error, the observed sign is taken.

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import DataError
+from leakaudit.files.strict_json import read_bounded
+
+MAX_DATA_BYTES = 1024**3
+"""Largest file. Our choice: it is read as a whole, and corpora that language models of this size are trained on have half of it."""
 
 MOST_NAMES = 8
 """Most field names in a message. Our choice: enough to recognise the file."""
@@ -33,14 +37,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     A byte order mark at the start is skipped.
 
     Raises:
-        DataError: the file is missing, or a line is not UTF-8.
+        DataError: the file is missing, larger than `MAX_DATA_BYTES` or no regular file, or a line is not UTF-8.
     """
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, MAX_DATA_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; give a file with one JSON object per line, or a text file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or type(error).__name__})") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
     for number, line in enumerate(split_lines(content.removeprefix(b"\xef\xbb\xbf")), start=1):
         try:
             text = line.decode("utf-8")

@@ -5,6 +5,7 @@ It needs the standard library only, so that reports can use it without torch.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -23,9 +24,14 @@ def open_to_append(path: Path) -> int:
     """Open a file for appending, or create it, and return its descriptor.
 
     Raises:
-        OSError: the file cannot be opened, or is a link.
+        OSError: the file cannot be opened, is a link, belongs to somebody else, has a second name, or is not for its owner only.
     """
-    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    found = os.fstat(descriptor)
+    if found.st_uid == os.getuid() and not found.st_mode & 0o077 and found.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, f"others own {path.name}, or can read or write it: remove it", str(path))
 
 
 def open_to_lock(path: Path) -> int:

@@ -37,7 +37,8 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     with path.open("rb") as file:
         raw = file.read(limit + 1)
     if len(raw) > limit:
-        raise ValueError(f"is larger than {limit // 1024 // 1024} MiB; is it the right file?")
+        most = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
+        raise ValueError(f"is larger than {most}; is it the right file?")
     return raw
 
 

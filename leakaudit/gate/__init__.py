@@ -1,8 +1,20 @@
 """The gate, which judges results by a policy. No torch.
 
-`events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls` and `rules` judge. `verdict`
-holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
+`events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `requirements` and `rules` judge.
+`verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
 """
 
-__all__ = ["controls", "evaluate", "events", "evidence", "outcome", "policy", "rules", "verdict", "wording"]
+__all__ = [
+    "controls",
+    "early",
+    "evaluate",
+    "events",
+    "evidence",
+    "outcome",
+    "policy",
+    "requirements",
+    "rules",
+    "verdict",
+    "wording",
+]

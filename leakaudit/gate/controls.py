@@ -2,34 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Literal
 
 from leakaudit.config.duration import length_of
-from leakaudit.gate.policy import NegativeControl, Policy, PositiveControl
+from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy import NegativeControl, Policy, PositiveControl, Rule
 from leakaudit.gate.verdict import ControlVerdict
 from leakaudit.gate.wording import percent
 from leakaudit.results import bounds as stats
 from leakaudit.results.consistency import CLOCK_SLACK, moment
-from leakaudit.results.schema import Control, Results
+from leakaudit.results.schema import Control, Kind, KindControl, Results, Tally
 from leakaudit.results.wording import counted
 
 
 def judge_controls(results: Results, policy: Policy) -> tuple[ControlVerdict, ...]:
-    """Judge the positive and the negative control."""
+    """Judge the positive control of each kind of rule, and the negative one.
+
+    A kind is judged by the attack that recovered it most often.
+    """
     confidence = policy.statistics.confidence
-    return (
-        _judge_positive(results.controls.positive, policy.controls.positive, confidence),
-        _judge_negative(results.controls.negative, policy.controls.negative, confidence),
+    asked = {kind for rule in policy.rules for kind in _kinds_of(rule, results)}
+    positive = [_judge_kind(kind, results, policy, results.run.battery.attacks) for kind in _RECOVERED if kind in asked]
+    asked_negative = (
+        policy.controls.negative.model_copy(update={"steps": 0})
+        if _about_labels_only(results)
+        else policy.controls.negative
+    )
+    return (*positive, _judge_negative(results.controls.negative, asked_negative, confidence))
+
+
+def _about_labels_only(results: Results) -> bool:
+    """Return whether an audit can guess labels only.
+
+    That is so if every attack of the battery looks for labels, or if the steps hold no texts. The negative control compares texts and words, so
+    it has nothing to compare then.
+    """
+    entries = [results.catalogue.attacks.get(name) for name in results.run.battery.attacks]
+    labels = bool(entries) and all(entry is not None and entry.goal == "labels" for entry in entries)
+    finished = [attempt for attempt in results.attempts if attempt.finished]
+    return labels or (bool(finished) and not any(attempt.sequences for attempt in finished))
+
+
+_RECOVERED: dict[Kind, str] = {"text": "the text", "words": "every word", "labels": "the label counts"}
+"""Kind -> what was recovered of a canary, in words."""
+
+
+def trusted(results: Results, policy: Policy, rule: Rule) -> frozenset[str]:
+    """Return the attacks that a rule trusts where they find nothing.
+
+    These are the attacks that recovered their canary as the policy asks, in the kind that the rule is about.
+    """
+    return frozenset(
+        name
+        for name in results.run.battery.attacks
+        if _judge_kind(_kind(rule, name, results), results, policy, (name,)).state == "ok"
     )
 
 
-def _judge_positive(control: Control, asked: PositiveControl, confidence: float) -> ControlVerdict:
-    k, n = control.k, control.n
+def blind(results: Results, policy: Policy, rule: Rule, attacks: Iterable[str]) -> str:
+    """Return why none of the attacks behind a rule is trusted, in a sentence."""
+    attacks = list(attacks)
+    if results.controls.positive.n and not results.controls.kinds:
+        return "The results do not say which attack recovered the canary, as schema 1.5 does; audit again with this version."
+    kinds = {_kind(rule, name, results): name for name in attacks}
+    said = " ".join(_judge_kind(kind, results, policy, attacks).sentence for kind in _RECOVERED if kind in kinds)
+    return f"None of the attacks behind this rule ({', '.join(attacks)}) read its canary as the policy asks. {said}"
+
+
+def _kinds_of(rule: Rule, results: Results) -> set[Kind]:
+    return {_kind(rule, name, results) for name in rule.scope.attacks or results.run.battery.attacks}
+
+
+def _kind(rule: Rule, attack: str, results: Results) -> Kind:
+    """Return what an attack must have recovered from its canary for a rule.
+
+    An event says it. A metric of texts may be that of guesses in order or of bags of words, so what the attack looks for says it.
+    """
+    if rule.event is not None:
+        return EVENTS[rule.event].kind
+    metric = results.catalogue.metrics.get(rule.metric or "")
+    if metric is not None and metric.level == "step":
+        return "labels"
+    entry = results.catalogue.attacks.get(attack)
+    return "words" if entry is not None and entry.goal == "words" else "text"
+
+
+def _judge_kind(kind: Kind, results: Results, policy: Policy, attacks: Iterable[str]) -> ControlVerdict:
+    """Judge the control of one kind by the best of some attacks."""
+    found = results.controls.kinds.get(kind, KindControl())
+    ran = {name: found.by[name] for name in attacks if name in found.by}
+    verdicts = [
+        _judge_positive(kind, name, own, policy.controls.positive, policy.statistics.confidence)
+        for name, own in (ran or {"": Tally()}).items()
+    ]
+    return max(verdicts, key=lambda verdict: (verdict.state == "ok", verdict.k / max(1, verdict.n), verdict.n))
+
+
+def _judge_positive(
+    kind: Kind, attack: str, control: Tally, asked: PositiveControl, confidence: float
+) -> ControlVerdict:
+    k, n, whom = control.k, control.n, f" by {attack}" if attack else ""
     state: Literal["ok", "not run", "failed"] = "ok"
     if n < asked.steps:
         state = "not run"
-        said = f"The positive control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."
+        said = f"The positive control of {kind} ran on {counted(n, 'step')}{whom}; the policy asks for {asked.steps}."
     elif n == 0:
         said = "No positive control was run, and the policy asks for none."
     else:
@@ -38,10 +116,10 @@ def _judge_positive(control: Control, asked: PositiveControl, confidence: float)
         reached = stats.lower_bound(k, n, confidence) if bounded else k / n
         state = "ok" if reached >= asked.rate_lower else "failed"
         what = f"{percent(confidence)} lower bound {percent(reached, asked.rate_lower)}" if bounded else "plain share"
-        said = f"The positive control was recovered in {k} of {n} control steps ({what})"
+        said = f"{_RECOVERED[kind].capitalize()} of the canary was recovered{whom} in {k} of {n} control steps ({what})"
         blind = f"; the policy asks for {percent(asked.rate_lower)}, so this audit may be blind."
         said += "." if state == "ok" else blind
-    return ControlVerdict(name="positive", state=state, k=k, n=n, sentence=said)
+    return ControlVerdict(name="positive", kind=kind, by=attack, state=state, k=k, n=n, sentence=said)
 
 
 def _judge_negative(control: Control, asked: NegativeControl, confidence: float) -> ControlVerdict:
@@ -54,7 +132,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
         state = "not run"
         said = f"The negative control ran on {counted(n, 'step')}; the policy asks for {asked.steps}."
     elif n == 0:
-        said = "No negative control was run, and the policy asks for none."
+        said = "No negative control was run, and none is due."
     else:
         bounded = stats.upper_bound(0, n, confidence) <= asked.rate_upper
         upper = stats.upper_bound(k, n, confidence)

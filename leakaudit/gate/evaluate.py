@@ -8,8 +8,9 @@ Principles:
 - Success proves, failure bounds. One recovered text is a fact. An audit that recovers nothing only bounds the leak rate.
 - A step is evidence only if an attack that could have shown the event ran on it. An attack that was not applicable, crashed, was
   skipped or did not run is not evidence, so it never makes a rule pass. A step that fails verification is not evidence either.
-- A step that cannot be verified is attacked like the others. A text that is recovered from it is proof. If nothing is recovered, the
-  step counts only in the lower bound, where it can keep a rule from failing.
+- A step that cannot be verified is attacked like the others. A text that is recovered from it is proof.
+- A step that nobody could judge counts as clean where a rule is to fail and as a leak where it is to pass.
+- An attack that finds nothing is trusted only if it recovered its canary, in the kind that the rule is about.
 - The verdict is the worst of the rules at level `error`: ERROR > FAIL > INCONCLUSIVE > PASS. Rules at level `warn` are shown and never
   change the verdict.
 """
@@ -24,12 +25,13 @@ from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.evidence import usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
+from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
-from leakaudit.results.consistency import CLOCK_SLACK, contradictions, moment, unexplained_steps
-from leakaudit.results.recovery import in_words, recovered
+from leakaudit.results.consistency import CLOCK_SLACK, contradictions, lacking_steps, moment, unexplained_steps
+from leakaudit.results.recovery import Recovery, in_words, recovered
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -58,16 +60,26 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         return _error(policy, now, problems, results, results_sha256=results_sha256)
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
-    gaps = _gaps(controls, age_gap, results)
+    gaps = _gaps(controls, age_gap, results, policy)
     rules = judge_rules(results, policy, SHIPPED, gaps)
     overall, deciding = _overall(rules)
+    back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
     return Verdict(
         **_origin(results, policy, now, results_sha256),
         verdict=overall,
         exit_code=overall.exit_code,
-        sentence=" ".join([deciding.sentence, *_also_came_back(results, deciding), *deciding.reasons]),
+        sentence=" ".join(
+            [
+                deciding.sentence,
+                *_also_came_back(back, deciding, shipped_column(results)),
+                *deciding.reasons,
+                *_of_another_defence(results, policy),
+                *_interruption(results),
+            ]
+        ),
         deciding_rule=deciding.id,
+        texts_back=back.exact + back.all_words,
         evidence_age_s=age.total_seconds() if age is not None else None,
         valid_until=_stamp(finished + length_of(policy.evidence.max_age)) if finished else None,
         steps=len(results.steps),
@@ -110,7 +122,7 @@ def evaluate_step(results: Results, policy: Policy, step: str, *, now: datetime)
         return Status.INCONCLUSIVE, f"The results do not hold step {step}."
     attempts = tuple(attempt for attempt in results.attempts if attempt.step == step)
     one = results.model_copy(update={"steps": steps, "attempts": attempts})
-    gaps = _gaps(judge_controls(results, policy), judge_age(results, policy, now)[1], one)
+    gaps = _gaps(judge_controls(results, policy), judge_age(results, policy, now)[1], one, policy)
     due = len(results.run.battery.attacks) * len(results.run.battery.defenses)
     if len(attempts) < due:
         gaps = Gaps(
@@ -120,20 +132,55 @@ def evaluate_step(results: Results, policy: Policy, step: str, *, now: datetime)
     return overall, " ".join([deciding.sentence, *deciding.reasons])
 
 
-def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results) -> Gaps:
-    """Collect the problems with the evidence of the whole audit."""
-    found = [control.sentence for control in controls if control.state != "ok"]
+def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results, policy: Policy) -> Gaps:
+    """Collect the problems with the evidence of the whole audit.
+
+    The positive control is no such problem: each rule has its own.
+    """
+    found = [control.sentence for control in controls if control.name == "negative" and control.state != "ok"]
     broken = next((c.sentence for c in controls if c.name == "negative" and c.state == "failed"), "")
-    return Gaps((*found, *([age_gap] if age_gap else []), *_absent(results)), broken)
+    unasked = [] if results.run.simulated or _asks_what_is_shipped(results, policy) else [_UNASKED]
+    age = [age_gap] if age_gap else []
+    return Gaps((*found, *age, *_absent(results), *unmet(results, policy.requires), *unasked), broken)
 
 
-def _also_came_back(results: Results, deciding: RuleVerdict) -> list[str]:
-    """Return a sentence on recovered texts that the deciding rule does not count."""
-    if deciding.defense != SHIPPED or deciding.k:
+_UNASKED = (
+    "No rule at level error looks at the update that the run ships, so nothing here says whether it may be shipped; add one with `scope: "
+    "{defense: shipped}`."
+)
+
+
+def _asks_what_is_shipped(results: Results, policy: Policy) -> bool:
+    """Return whether a rule at level error looks at the update that the run ships."""
+    shipped = {SHIPPED, shipped_column(results)}
+    return any(rule.level == "error" and rule.scope.defense in shipped for rule in policy.rules)
+
+
+def _of_another_defence(results: Results, policy: Policy) -> list[str]:
+    """Return a sentence if only defences that a simulation does not ship are judged."""
+    if not results.run.simulated or _asks_what_is_shipped(results, policy):
         return []
-    found = in_words(recovered(results, shipped_column(results)))
+    return ["This judges a defence that the run does not ship."]
+
+
+def _also_came_back(back: Recovery, deciding: RuleVerdict, shipped: str) -> list[str]:
+    """Return a sentence on shipped texts that the deciding rule does not count."""
+    asked = deciding.defense in (SHIPPED, shipped)
+    found = in_words(back)
+    if not found or (asked and deciding.k):
+        return []
     word = "Besides," if deciding.status is Status.FAIL else "But"
-    return [f"{word} {found} came back."] if found else []
+    return [f"{word} {found} came back{'' if asked else ' from the update that the run ships'}."]
+
+
+def _interruption(results: Results) -> list[str]:
+    """Return a sentence on what an interrupted audit covers."""
+    if not results.run.interrupted:
+        return []
+    lacking = lacking_steps(results)
+    verb = "lacks" if lacking == 1 else "lack"
+    gap = f"; {counted(lacking, 'step')} {verb} attempts that were due" if lacking else ""
+    return [f"Training or audit was interrupted: this covers {counted(len(results.steps), 'step')}{gap}."]
 
 
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from leakaudit.results.events import counts_metric
 from leakaudit.results.recovery import LEAST_SHARE
-from leakaudit.results.schema import Attempt, Score, SequenceScore
+from leakaudit.results.schema import Attempt, Kind, Score, SequenceScore
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that may be recovered from a client step.
 
-    In `clause`, `inverted` and `denial`, `{tokens}` stands for the least number of tokens of a sentence (`min_tokens` of the audit).
+    In `clause`, `inverted` and `denial`, `{tokens}` stands for the least number of tokens of a sentence (`min_tokens` of the audit), and
+    `{any_length}` for the least length that a rule asks for, such as ` of 3+ tokens`, or for nothing.
     """
 
     happened: Callable[[Attempt], bool]
@@ -42,10 +44,17 @@ class Event:
     """What leaked, in a cell of the report: `every word`."""
     verb: str
     """What the step did, in the last line of training: `leaked every word of the batch`."""
+    kind: Kind = "text"
+    """What an attack must have recovered from its canary step, so that it counts when it does not show the event."""
+    any_length: bool = False
+    """Whether a text of any length can have the event, so that a rule may say from which length a text counts."""
     long_texts: bool = False
     """Whether only texts of at least `min_tokens` tokens can have the event. If so, steps without such a text are not counted."""
     of_texts: bool = True
     """Whether the event is about texts. If so, a search for a text that gave up leaves the comparison of two defences open."""
+    every_word: bool = False
+    """Whether every word of a text or of the batch takes part in the event. If so, a step of which some words were not kept cannot show that it
+    did not happen."""
     tells_reach: bool = False
     """Whether the sentences about a rule also say how many texts were in reach and not recovered."""
     undecided: str = ""
@@ -85,6 +94,7 @@ def _in_reach(sequence: SequenceScore) -> bool:
 EVENTS: dict[str, Event] = {
     "exact_sentence": Event(
         happened=_recorded("exact_sentence"),
+        every_word=True,
         decided=_any_sequence(_guessed),
         clause="at least one sentence of {tokens}+ tokens was recovered exactly",
         inverted="was a sentence of {tokens}+ tokens recovered exactly",
@@ -97,17 +107,21 @@ EVENTS: dict[str, Event] = {
     ),
     "exact_sequence": Event(
         happened=_recorded("exact_sequence"),
+        every_word=True,
         decided=_any_sequence(_guessed),
-        clause="at least one whole text was recovered exactly",
-        inverted="was a whole text recovered exactly",
-        denial="no whole text was recovered exactly",
+        clause="at least one whole text{any_length} was recovered exactly",
+        inverted="was a whole text{any_length} recovered exactly",
+        denial="no whole text{any_length} was recovered exactly",
         short="a whole text came back",
         noun="a whole text",
         verb="leaked a whole text",
+        any_length=True,
         tells_reach=True,
     ),
     "all_words": Event(
         happened=_recorded("all_words"),
+        every_word=True,
+        kind="words",
         decided=_scored("token_recall"),
         clause="every word of the batch was named",
         inverted="was every word of the batch named",
@@ -118,6 +132,7 @@ EVENTS: dict[str, Event] = {
     ),
     "most_words": Event(
         happened=_recorded("most_words"),
+        kind="words",
         decided=_any_sequence(_most_words_decided),
         clause="at least half of the words of a text of {tokens}+ tokens came back",
         inverted="did half of the words of a text of {tokens}+ tokens come back",
@@ -129,6 +144,7 @@ EVENTS: dict[str, Event] = {
     ),
     "in_reach": Event(
         happened=_any_sequence(_in_reach),
+        every_word=True,
         decided=_any_sequence(lambda sequence: sequence.outcome is not None),
         clause="a text of {tokens}+ tokens was in reach of an attack",
         inverted="was a text of {tokens}+ tokens in reach of an attack",
@@ -141,7 +157,8 @@ EVENTS: dict[str, Event] = {
     ),
     "label_counts": Event(
         happened=_recorded("label_counts"),
-        decided=_scored("label_accuracy"),
+        kind="labels",
+        decided=lambda attempt: isinstance(attempt.scores.get(counts_metric(attempt)), Score),
         clause="the label counts were recovered exactly",
         inverted="were the label counts recovered exactly",
         denial="the label counts were not recovered exactly",

@@ -1,22 +1,41 @@
-"""The evidence for a rule: what the attempts in its scope show at each step."""
+"""The evidence for a rule: what the attempts in its scope show at each step.
+
+It has more lines than other modules, because gate and report count steps by it alone.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from leakaudit.gate import events
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.policy import Rule
+from leakaudit.gate.policy import SHIPPED, Rule
 from leakaudit.gate.verdict import Worst
-from leakaudit.results.as_sent import seen_under
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, StepRecord
+from leakaudit.results.as_sent import seen_under, shipped_column
+from leakaudit.results.lengths import bounds_of
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, SequenceScore, StepRecord
 from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
 """What an attack says about a text, in rising order. `unknown`: the text was not recovered, and the attack cannot tell why."""
+
+_WITHOUT_RESULT = (AttemptStatus.ERROR, AttemptStatus.SKIPPED, AttemptStatus.NOT_NEEDED)
+"""How attempts end that were due and say nothing. One that was not needed is not due if the rule also asks the attack that recovered the texts."""
+
+
+_WITHOUT_EVIDENCE = {
+    AttemptStatus.RAN: "no attack that finished can tell",
+    AttemptStatus.BUDGET_EXHAUSTED: "out of time",
+    AttemptStatus.ERROR: "crashed",
+    AttemptStatus.SKIPPED: "skipped",
+    AttemptStatus.NOT_NEEDED: "not needed by another attack",
+    AttemptStatus.NOT_APPLICABLE: "no attack applies",
+}
+"""How attempts ended on a step about which none of them says anything. The first that occurs is the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,7 @@ class Evidence:
     left_out: int
     """Steps whose texts are all too short to have the event."""
     silent: int
-    """Unverifiable steps without a leak; they prove nothing."""
+    """Steps among the unjudged ones that are unverifiable, or of which words that the rule asks for were not kept."""
     bounding: int
     """Steps among `values` that are verified. The others count because something was recovered from them."""
     problem: str
@@ -51,13 +70,30 @@ class Evidence:
     """Attacks of the rule that end where a step has as many tokens as the hidden size."""
     reach: Mapping[str, int] = field(default_factory=dict)
     """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them."""
+    unjudged_steps: Mapping[str, str] = field(default_factory=dict)
+    """Steps that could have the event, were attacked and could not be judged -> why, in words."""
+
+    @property
+    def unjudged(self) -> int:
+        """Steps that could have the event and that no attack could judge."""
+        return len(self.unjudged_steps)
 
 
-def gather(results: Results, rule: Rule, defense: str) -> Evidence:
-    """Collect the evidence for `rule` under `defense`, a defence of the audit."""
+def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str] | None = None) -> Evidence:
+    """Collect the evidence for a rule. Gate and report count by it.
+
+    Args:
+        results: the audit.
+        rule: the rule.
+        defense: a defence of the audit.
+        trusted: attacks that have read a canary; None for all. A step on which only other attacks found nothing is not judged. If none of the
+            attacks behind the rule is trusted, they all count, and the caller says so.
+    """
     results = seen_under(results, defense)
     scope = _RuleScope(results, rule, defense)
     steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
+    if trusted is not None and (readers := trusted & {a.attack for found in steps.values() for a in found.attempts}):
+        steps = {name: scope.as_trusted(found, readers) for name, found in steps.items()}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
     values = {name: max(scope.value(a) for a in found.attempts) for name, found in steps.items() if found.attempts}
     left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
@@ -82,7 +118,14 @@ def gather(results: Results, rule: Rule, defense: str) -> Evidence:
         ),
         limited=tuple(name for name in scope.asked if name in scope.limited),
         reach=_reach([a for name in values for a in scope.by_step[name]], rule),
+        unjudged_steps={name: found.unjudged for name, found in steps.items() if found.unjudged},
     )
+
+
+def gather_own(results: Results, rule: Rule) -> Evidence:
+    """Collect the evidence for a rule under the defence that its scope names."""
+    defense = rule.scope.defense
+    return gather(results, rule, shipped_column(results) if defense == SHIPPED else defense)
 
 
 def usable(step: StepRecord) -> bool:
@@ -103,7 +146,9 @@ class _StepEvidence:
     left_out: bool = False
     """Whether all texts of the step are too short to have the event."""
     silent: bool = False
-    """Whether the step cannot be verified and proves nothing."""
+    """Whether the step cannot be verified, or lacks words that the rule asks for, and proves nothing."""
+    unjudged: str = ""
+    """Why the step could not be judged; empty if it was, if it could not have the event, or if no attack was tried."""
     bounding: bool = False
     """Whether the step is verified and is evidence."""
 
@@ -135,10 +180,14 @@ class _RuleScope:
     def asked(self) -> list[str]:
         """Attacks that are due on every step.
 
-        These are the wanted attacks, except those that ran but could not show the event on any step.
+        These are the wanted attacks, except those that look for something else, or ran, and could not show the event on any step.
         """
-        unable = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN} - self.able
-        return [name for name in self.wanted if name not in unable]
+        about_texts = _about_texts(self.rule, self.results)
+        others = {
+            name for name, entry in self.results.catalogue.attacks.items() if (entry.goal == "labels") == about_texts
+        }
+        ran = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN}
+        return [name for name in self.wanted if name in self.able or name not in ran | others]
 
     @cached_property
     def by_step(self) -> dict[str, list[Attempt]]:
@@ -151,6 +200,15 @@ class _RuleScope:
         return found
 
     @cached_property
+    def recovered(self) -> set[str]:
+        """Steps whose texts an attack of the rule recovered.
+
+        No other attack on these texts was needed.
+        """
+        mine = (a for a in self.results.attempts if a.defense == self.defense and a.attack in self.wanted)
+        return {attempt.step for attempt in mine if attempt.recovers_every_text}
+
+    @cached_property
     def at_risk(self) -> set[str]:
         """Steps that could have the event.
 
@@ -158,19 +216,22 @@ class _RuleScope:
         clean, the rate would be too low.
         """
         everything = {step.id for step in self.results.steps}
-        if not _about_long_texts(self.rule):
+        long_texts = _about_long_texts(self.rule)
+        if not long_texts and self.rule.min_tokens is None:
             return everything
         short: dict[str, bool] = {}
         for attempt in self.results.attempts:
             if attempt.sequences or attempt.events:
-                long_one = "exact_sentence" in attempt.events or any(s.long_enough for s in attempt.sequences)
+                long_one = "exact_sentence" in attempt.events or any(_counts(self.rule, s) for s in attempt.sequences)
                 short[attempt.step] = short.get(attempt.step, True) and not long_one
-        return {step for step in everything if not short.get(step, False)}
+        none = {step.id for step in self.results.steps if long_texts and step.n_sentences == 0}
+        return {step for step in everything - none if not short.get(step, False)}
 
     @cached_property
     def beyond(self) -> set[str]:
-        """Steps with as many tokens as the hidden size or more."""
-        return {step.id for step in self.results.steps if step.beyond_hidden}
+        """Steps with as many tokens as the hidden size or more, or that may have as many."""
+        hidden = self.results.regime.hidden
+        return {step.id for step in self.results.steps if _beyond(step, hidden)}
 
     @cached_property
     def limited(self) -> set[str]:
@@ -182,23 +243,62 @@ class _RuleScope:
 
     def of_step(self, step: StepRecord) -> _StepEvidence:
         """Return what one step contributes."""
-        attempts, due, lost = self.by_step[step.id], 0, 0
-        if usable(step) and not step.verification.status.bounds and not _all_failed(attempts):
+        tried = attempts = self.by_step[step.id]
+        due, lost = 0, 0
+        bounds = step.verification.status.bounds and not self.kept_in_part(step)
+        if usable(step) and not bounds and not _all_failed(attempts):
             attempts = [a for a in attempts if self.could_show(a) and self._proves(a)]
             if not attempts:
-                return _StepEvidence(silent=True)
+                return _StepEvidence(silent=True, unjudged=self._why_unjudged(step, tried))
         else:
-            due = len(self.asked)
-            lost = sum(self._lost([a for a in attempts if a.attack == name], step) for name in self.asked)
+            spared = {a.attack for a in attempts if a.status is AttemptStatus.NOT_NEEDED and a.step in self.recovered}
+            asked = [name for name in self.asked if name not in spared]
+            due = len(asked)
+            lost = sum(self._lost([a for a in attempts if a.attack == name], step) for name in asked)
         evidence = tuple(a for a in attempts if self._is_evidence(a)) if usable(step) else ()
         if evidence and step.id not in self.at_risk:
             return _StepEvidence(due=due, lost=lost, left_out=True)
-        return _StepEvidence(evidence, due, lost, bounding=bool(evidence) and step.verification.status.bounds)
+        unjudged = "" if evidence else self._why_unjudged(step, tried)
+        return _StepEvidence(evidence, due, lost, bounding=bool(evidence) and bounds, unjudged=unjudged)
+
+    def as_trusted(self, found: _StepEvidence, readers: AbstractSet[str]) -> _StepEvidence:
+        """Return what a step contributes if only `readers` can show that it is clean."""
+        if not found.attempts or any(a.attack in readers or self._proves(a) for a in found.attempts):
+            return found
+        blind = "only attacks that did not read their canary could tell"
+        return _StepEvidence(due=found.due, lost=found.lost, unjudged=blind)
+
+    def _why_unjudged(self, step: StepRecord, tried: Sequence[Attempt]) -> str:
+        """Return why a step without evidence could not be judged.
+
+        Empty if no attack was tried: what was not done for an interruption or a refusal is counted as lost.
+        """
+        if not usable(step):
+            return "the update comes from another batch"
+        if not tried or step.id not in self.at_risk:
+            return ""
+        if self.kept_in_part(step):
+            return "words were not kept, `keep: auto`"
+        if not step.verification.status.bounds:
+            return "unverifiable"
+        if step.id in self.beyond and any(a.attack in self.limited for a in tried):
+            return "as many tokens as the hidden size or more"
+        ends = {attempt.status for attempt in tried}
+        return next((said for status, said in _WITHOUT_EVIDENCE.items() if status in ends), "")
+
+    def kept_in_part(self, step: StepRecord) -> bool:
+        """Return whether a verified step lacks words that the rule asks for."""
+        event = self.rule.event
+        every_word = _about_texts(self.rule, self.results) if event is None else EVENTS[event].every_word
+        return step.words_not_kept and step.verification.status.bounds and every_word
 
     def value(self, attempt: Attempt) -> float:
         """Return 1.0 or 0.0 for an event, the score for a metric."""
         if self.rule.event is not None:
-            return float(EVENTS[self.rule.event].happened(attempt))
+            happened = EVENTS[self.rule.event].happened(attempt)
+            if self.rule.min_tokens is not None:
+                happened = happened and any(s.exact and _counts(self.rule, s) for s in attempt.sequences)
+            return float(happened)
         score = attempt.scores.get(self.rule.metric or "")
         return score.value if isinstance(score, Score) else 0.0
 
@@ -236,8 +336,7 @@ class _RuleScope:
     def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
         """Return whether one attack was due on a step and gave no usable result."""
         return not usable(step) or all(
-            a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED)
-            or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
+            a.status in _WITHOUT_RESULT or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
             for a in attempts
         )
 
@@ -247,19 +346,36 @@ def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
 
     The same update in two steps is one piece of evidence.
     """
-    names: dict[tuple[str, str, int, int | None], str] = {}
-    return {
-        s.id: names.setdefault((s.snapshot, s.verification.status, s.n_sequences, s.n_sentences), s.id) for s in steps
-    }
+    names: dict[str, str] = {}
+    return {step.id: names.setdefault(step.snapshot, step.id) for step in steps}
 
 
 def _all_failed(attempts: Sequence[Attempt]) -> bool:
     """Return whether every attempt failed; such a step is lost, not silent."""
-    return bool(attempts) and all(a.status in (AttemptStatus.ERROR, AttemptStatus.SKIPPED) for a in attempts)
+    return bool(attempts) and all(a.status in _WITHOUT_RESULT for a in attempts)
 
 
 def _about_long_texts(rule: Rule) -> bool:
     return rule.event is not None and EVENTS[rule.event].long_texts
+
+
+def _beyond(step: StepRecord, hidden: int | None) -> bool:
+    """Return whether a step has as many inputs as the hidden size.
+
+    If it does not say so, return whether its tokens may be as many.
+    """
+    tokens = bounds_of(step.n_tokens_bucket)
+    if step.beyond_hidden is not None or hidden is None or tokens is None:
+        return bool(step.beyond_hidden)
+    return tokens[1] >= hidden
+
+
+def _counts(rule: Rule, sequence: SequenceScore) -> bool:
+    """Return whether a text is long enough for a rule."""
+    if _about_long_texts(rule):
+        return sequence.long_enough
+    bounds = bounds_of(sequence.min_tokens_bucket)
+    return rule.min_tokens is None or (bounds is not None and bounds[0] >= rule.min_tokens)
 
 
 def _about_texts(rule: Rule, results: Results) -> bool:
@@ -292,7 +408,7 @@ def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
         for sequence in attempt.sequences:
-            if sequence.exact is None or (_about_long_texts(rule) and not sequence.long_enough):
+            if sequence.exact is None or not _counts(rule, sequence):
                 continue
             key = (attempt.step, sequence.id)
             best[key] = max(best.get(key, 0), REACH.index(sequence.outcome or "unknown"))
@@ -319,9 +435,14 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
     if silent:
         them = "it" if silent == 1 else "them"
+        if not any(usable(step) and not step.verification.status.bounds for step in results.steps):
+            return (
+                f"of {counted(silent, 'step')} the words that a language model only predicts were not kept (`keep: auto`), and nothing of the "
+                f"kind came back from {them}"
+            )
         return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {them}"
     if left_out:
-        return f"no audited step holds a sentence of {results.min_tokens}+ tokens"
+        return f"no audited step holds a text of {rule.min_tokens or results.min_tokens}+ tokens"
     if scope.beyond and any(attempt.attack in scope.limited for attempt in attempts):
         return _beyond_their_limit(scope, attempts)
     return (EVENTS[rule.event].undecided if rule.event else "") or _how_they_ended(attempts)

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
 from leakaudit.gate.events import EVENTS
 from leakaudit.plugins import names as plugin_names
-from leakaudit.results.schema import Fraction, TextMode
+from leakaudit.results.lengths import STARTS
+from leakaudit.results.schema import Amount, Fraction, TextMode
+from leakaudit.results.sequential import PRIOR
 
 SHIPPED = "shipped"
 """The word in a scope for the update that the training run sends."""
@@ -49,6 +51,13 @@ class EvidencePolicy(_Policy):
     if the update of its step does not come from the kept batch."""
     max_censored: Fraction = 0.20
     """Largest share of the attempts that may run out of time without an event. They count as "no event"."""
+    max_unjudged: Fraction | None = None
+    """Largest share of the audited steps that no attack could judge and that then do not count as leaks. Without this key each such step counts
+    as a leak where a rule is to pass. A step is not judged if no attack applies to it, if it has as many tokens as the hidden size and no attack
+    reads beyond, if it cannot be verified, or if only attacks that did not read their canary found nothing."""
+    min_tokens: int = Field(default=8, ge=1)
+    """Number of tokens from which a text must count in the rules on long texts. Where the audit counts longer texts only (its own `min_tokens`
+    is larger), these rules do not pass."""
     max_age: Duration = "7d"
     """Largest age of the results: a number and d, h, m or s, such as 7d."""
 
@@ -95,6 +104,29 @@ class StatisticsPolicy(_Policy):
     """Confidence of each one-sided bound."""
 
 
+HIGHEST_LIMIT = 0.99
+"""Highest limit on a rate or a score. Our choice: 299 steps that all leak are needed to show a rate above it, and a score of 1 is the highest, so
+a rule with a higher limit could hardly ever fail."""
+
+
+class Requirements(_Policy):
+    """What the audit must have tried, so that a rule can pass.
+
+    Each key may be left out.
+    """
+
+    attacks: tuple[str, ...] = ()
+    """Attacks that must have run to their end on at least one step, with any options unless they are named."""
+    budget_s: Amount | None = None
+    """Least time limit of each attempt, in seconds."""
+    adaptive: bool = False
+    """Whether every attack on a defended update must have known the defence."""
+    granted: tuple[str, ...] = ()
+    """What the threat model must have given the attacks: `labels`, `lengths`, `words`."""
+    verified: Fraction = 0.0
+    """Least share of the audited steps whose update was verified."""
+
+
 class Scope(_Policy):
     """The attempts that a rule looks at."""
 
@@ -127,17 +159,20 @@ class Rule(_Policy):
     """The attempts that the rule looks at."""
     event: EventName | None = None
     """The event that counts as a leak of a step."""
-    max_rate: float | None = Field(default=None, gt=0.0, lt=1.0)
+    min_tokens: int | None = None
+    """For `exact_sequence`: number of tokens from which a text counts; without this key every text does. 1, 2, 3, 5, 9 or a later start of a
+    range of lengths, because results hold lengths as such ranges."""
+    max_rate: float | None = Field(default=None, gt=0.0, le=HIGHEST_LIMIT)
     """Largest share of steps that may leak. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
     max_count: int | None = Field(default=None, ge=0)
-    """Largest number of audited steps that may leak. At 0 a single leak fails the rule, without statistics."""
+    """Largest number of audited steps that may leak, below `min_steps`. At 0 a single leak fails the rule, without statistics."""
     metric: str | None = None
     """A metric, such as rougeL, token_recall, best_rl or nerr. The score of a step is the highest score of any attack on it. `rougeL` is the mean
     over the texts of a step; `best_rl` is that of its best text, so it shows one recovered text among many."""
     statistic: Literal["mean", "p95", "max"] | None = None
     """Statistic over the steps. `mean` and `p95` have bounds and need 30 steps (`p95` needs 59 to pass). `max` is the largest observed
     value."""
-    max_value: Fraction | None = None
+    max_value: float | None = Field(default=None, ge=0.0, le=HIGHEST_LIMIT)
     """Largest value of the statistic."""
 
     @property
@@ -156,9 +191,33 @@ class Rule(_Policy):
         if given != wanted:
             need, found = " and ".join(sorted(wanted)), " and ".join(sorted(given)) or "none"
             raise ValueError(f"rule {self.id!r}: {limits[0]} goes with {need}; found {found}")
+        if self.min_tokens is not None and (self.event is None or not EVENTS[self.event].any_length):
+            events = ", ".join(name for name, event in EVENTS.items() if event.any_length)
+            raise ValueError(f"rule {self.id!r}: min_tokens goes with the event {events}")
+        if self.min_tokens is not None and self.min_tokens not in STARTS:
+            raise ValueError(
+                f"rule {self.id!r}: min_tokens is {self.min_tokens}; results hold lengths as ranges, so write one of "
+                f"{', '.join(map(str, STARTS[:6]))}"
+            )
         if self.scope.attack == ():
             raise ValueError(f"rule {self.id!r}: an empty list of attacks would switch the rule off; write any")
         return self
+
+
+class NightsPolicy(_Policy):
+    """How rates over several nights are judged; choose it before the first night.
+
+    The bounds hold however often somebody looks at them.
+    """
+
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
+    """Confidence over all nights together, of the sequence of each rate and of the alarm."""
+    prior: tuple[Annotated[FiniteFloat, Field(gt=0.0)], Annotated[FiniteFloat, Field(gt=0.0)]] = PRIOR
+    """Beta prior of the confidence sequence. The default is narrow near small rates."""
+    margin: Fraction = 0.0
+    """How much higher than the baseline's rate a rate may be before nights count as worse."""
+    level: Literal["error", "warn"] = "error"
+    """What a night that is worse than the baseline does. `error`: the command ends with FAIL. `warn`: it is shown only."""
 
 
 class ReportPolicy(_Policy):
@@ -190,10 +249,14 @@ class Policy(_Policy):
     """Requirements on the two controls."""
     statistics: StatisticsPolicy = StatisticsPolicy()
     """Confidence of the bounds."""
-    rules: tuple[Rule, ...] = Field(min_length=1)
+    requires: Requirements = Requirements()
+    """What the audit must have tried, so that a rule can pass."""
+    rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
     report: ReportPolicy = ReportPolicy()
     """What the report may show."""
+    nights: NightsPolicy = NightsPolicy()
+    """How rates over several nights are judged."""
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
@@ -202,6 +265,15 @@ class Policy(_Policy):
         if twice:
             second = ids.index(twice[0], ids.index(twice[0]) + 1)
             raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
+        if not self.rules:
+            raise problem_at(("rules",), "the policy has no rule, so it could never fail; write at least one")
+        for index, rule in enumerate(self.rules):
+            if rule.max_count is not None and rule.max_count >= self.evidence.min_steps:
+                raise problem_at(
+                    ("rules", index, "max_count"),
+                    f"rule {rule.id!r} allows {rule.max_count} leaks, and {self.evidence.min_steps} steps are enough to pass it (min_steps), "
+                    "so it could pass where every step leaks; lower max_count, raise min_steps or write max_rate",
+                )
         if all(rule.level == "warn" for rule in self.rules):
             raise problem_at(
                 ("rules",),
@@ -234,6 +306,9 @@ def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[
 
     A rule with such a name would always be inconclusive.
     """
+    for name in policy.requires.attacks:
+        if problem := plugin_names.unknown(name, names.attacks):
+            yield ("requires", "attacks"), f"the attack {problem}"
     for index, rule in enumerate(policy.rules):
         at: tuple[str | int, ...] = ("rules", index)
         attacks = () if rule.scope.attacks is None else rule.scope.attacks
@@ -250,19 +325,25 @@ def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[
 def default_policy() -> Policy:
     """Return the built-in policy, which judges the update as the run sends it.
 
-    No sentence may be recovered verbatim. At most 5 % of the steps may leak a sentence, every word of the batch or most words of a
+    No sentence may be recovered verbatim, and no text of three tokens or more. At most 5 % of the steps may leak a sentence, every word of the batch or most words of a
     text, or have a text in reach of an attack (our choice: 59 clean steps show 5 % at 95 % confidence). Label counts only warn, because
     the classes decide how much the counts reveal. If no attack can tell what was in reach, the verdict is inconclusive.
 
     `overlap` limits the 95th percentile of ROUGE-L, not the largest value, because texts overlap by chance. We compared 1,000 sentences
     of each of seven public corpora with the best of seven unrelated texts. 0 to 0.6 % of them overlapped by more than 0.5, so a limit
     on the maximum over 60 steps would fail one clean run in six. Of sentences made from templates, up to 6 % overlapped by that much.
+
+    `no-text-verbatim` counts from three tokens, because shorter texts come back by luck. A guess of n words by their frequency is a text of n
+    words with probability (sum p^2)^n at most: in eight public corpora 1 in 2,900 to 17,000 for two words, and 1 in 155,000 to 2,300,000 for
+    three (`python -m tests.benchmarks.short_texts FOLDER`). 59 steps of eight texts with eight guesses are 3,776 pairs, so two words come back
+    by luck in up to every other clean run, and three in one of 40 at most.
     """
     return Policy(
         schema="leakaudit.policy/1",
         name="built-in default",
         rules=(
             Rule(id="no-sentence-verbatim", severity="critical", event="exact_sentence", max_count=0),
+            Rule(id="no-text-verbatim", severity="critical", event="exact_sequence", min_tokens=3, max_count=0),
             Rule(id="sentence-rate", severity="high", event="exact_sentence", max_rate=0.05),
             Rule(id="all-words-rate", severity="high", event="all_words", max_rate=0.05),
             Rule(id="most-words-rate", severity="high", event="most_words", max_rate=0.05),

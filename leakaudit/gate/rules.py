@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leakaudit.gate.controls import blind, trusted
+from leakaudit.gate.events import EVENTS
 from leakaudit.gate.evidence import Evidence, gather
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
@@ -40,10 +42,14 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
 
 
 def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
-    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense)
+    readers = trusted(results, policy, rule)
+    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
     confidence = policy.statistics.confidence
-    outcome = judge_numbers(rule, evidence, confidence)
-    unmet = [*(_shortfalls(evidence, policy.evidence) if evidence.values else []), *gaps.sentences]
+    outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
+    unmet = list(gaps.sentences)
+    if evidence.values:
+        unsure = [] if readers & {*evidence.attacks} else [blind(results, policy, rule, evidence.attacks)]
+        unmet = [*_shortfalls(evidence, policy.evidence), *_too_short(results, policy, rule), *unsure, *unmet]
     status = Status.INCONCLUSIVE if gaps.broken or (outcome.status is Status.PASS and unmet) else outcome.status
     reasons = unmet if status is Status.INCONCLUSIVE else []
     if gaps.broken:
@@ -57,11 +63,12 @@ def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gap
         where=where(results, defense),
         min_tokens=results.min_tokens,
         metric=results.catalogue.metric_label(rule.metric or ""),
+        max_unjudged=policy.evidence.max_unjudged,
     )
-    return _verdict(finding, defense, reasons)
+    return _verdict(finding, defense, reasons, readers)
 
 
-def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
+def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozenset[str]) -> RuleVerdict:
     rule, outcome, evidence = finding.rule, finding.outcome, finding.evidence
     return RuleVerdict(
         id=rule.id,
@@ -71,7 +78,11 @@ def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
         kind="max_rate" if rule.max_rate is not None else "max_count" if rule.max_count is not None else "max_value",
         subject=rule.event or f"{rule.statistic} {rule.metric}",
         defense=defense,
+        scope=rule.scope.attacks or (),
         attacks=evidence.attacks,
+        trusted=tuple(sorted(readers)),
+        min_tokens=rule.min_tokens,
+        max_unjudged=finding.max_unjudged,
         k=outcome.k,
         n=outcome.n,
         observed=outcome.observed,
@@ -87,10 +98,21 @@ def _verdict(finding: Finding, defense: str, reasons: list[str]) -> RuleVerdict:
         due=evidence.due,
         left_out=evidence.left_out,
         silent=evidence.silent,
+        unjudged=evidence.unjudged,
         reasons=tuple(reasons),
         sentence=" ".join(sentences(finding)),
         worst=evidence.worst,
     )
+
+
+def _too_short(results: Results, policy: Policy, rule: Rule) -> list[str]:
+    """Return a sentence if the audit did not count texts that the policy counts."""
+    if rule.event is None or not EVENTS[rule.event].long_texts or results.min_tokens <= policy.evidence.min_tokens:
+        return []
+    asked = policy.evidence.min_tokens
+    return [
+        f"The policy counts texts of {asked}+ tokens; the audit counted those of {results.min_tokens}+ (`min_tokens`)."
+    ]
 
 
 def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
@@ -104,7 +126,10 @@ def _shortfalls(evidence: Evidence, floor: EvidencePolicy) -> list[str]:
             repeat = "step repeats" if evidence.repeated == 1 else "steps repeat"
             found.append(f"{evidence.repeated} {repeat} the update of another step and did not count again.")
     found += _too_many(
-        evidence.lost, evidence.due, floor.max_error_share, "crashed, were skipped or had no usable update"
+        evidence.lost,
+        evidence.due,
+        floor.max_error_share,
+        "crashed, were skipped or not needed, or had no usable update",
     )
     found += _too_many(evidence.censored, evidence.finished, floor.max_censored, "ran out of time")
     return found

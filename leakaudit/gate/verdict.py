@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from leakaudit.exit_codes import ExitCode
+from leakaudit.results.schema import Kind
 
 
 class Status(StrEnum):
@@ -50,8 +51,17 @@ class RuleVerdict(_Verdict):
     subject: str
     """The event, or the statistic and the metric."""
     defense: str
+    scope: tuple[str, ...] = ()
+    """Attacks that the rule names; empty for any."""
     attacks: tuple[str, ...]
     """Attacks with an attempt that is evidence: it could have shown the event, or ran out of time."""
+    trusted: tuple[str, ...] = ()
+    """Attacks of the battery that recovered what the rule is about from their canary. A step on which only other attacks found nothing was not
+    judged."""
+    min_tokens: int | None = None
+    """Number of tokens from which the rule counts a text, if the rule says it."""
+    max_unjudged: FiniteFloat | None = None
+    """Share of the steps that the policy lets be unjudged."""
     k: int | None
     """Steps that leaked; None for a rule on a metric."""
     n: int
@@ -77,8 +87,10 @@ class RuleVerdict(_Verdict):
     left_out: int
     """Steps without a text that is long enough to have the event."""
     silent: int = 0
-    """Unverifiable steps in which the rule's event was not seen. They are not evidence. Of the other numbers here, only `lower` uses
-    them."""
+    """Steps among the unjudged ones that are unverifiable, or of which words were not kept."""
+    unjudged: int = 0
+    """Steps that could have the event and that no attack could judge. `lower` counts them as clean; `upper` counts them as leaks, unless the
+    policy accepts as many (`max_unjudged`)."""
     reasons: tuple[str, ...]
     """Reasons, besides its own numbers, why the rule could not pass."""
     sentence: str
@@ -95,6 +107,10 @@ class ControlVerdict(_Verdict):
     """One control compared with the policy."""
 
     name: Literal["positive", "negative"]
+    kind: Kind | None = None
+    """What a positive control recovers; None for the negative control."""
+    by: str = ""
+    """The attack that recovered the canary most often; empty if none ran on it."""
     state: Literal["ok", "not run", "failed", "unproven"]
     k: int
     n: int
@@ -137,6 +153,8 @@ class Verdict(_Verdict):
     sentence: str
     """The verdict in numbers; the sentence of the rule that decides it."""
     deciding_rule: str | None
+    texts_back: int = 0
+    """Texts of the shipped update that came back word for word, or with every word."""
     run: str
     policy: str
     policy_owner: str

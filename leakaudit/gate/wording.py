@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from leakaudit.gate.events import EVENTS, Event
 from leakaudit.gate.evidence import Evidence
-from leakaudit.gate.outcome import Outcome
+from leakaudit.gate.outcome import Outcome, tolerated
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Rule
 from leakaudit.gate.verdict import Status
 from leakaudit.results import bounds as stats
@@ -59,6 +60,8 @@ class Finding:
     """The defence, as the last words of a sentence."""
     min_tokens: int
     """Least length of a text that counts."""
+    max_unjudged: float | None = None
+    """Share of the steps that the policy lets be unjudged."""
     metric: str = ""
     """Label of the rule's metric; empty for a rule on an event."""
 
@@ -80,15 +83,13 @@ def sentences(finding: Finding) -> list[str]:
 def _about_event(finding: Finding, event: Event) -> list[str]:
     rule, outcome, evidence = finding.rule, finding.outcome, finding.evidence
     said = [_observed_event(finding, event)]
-    if evidence.silent:
-        silent = counted(evidence.silent, "unverifiable step")
-        said.append(f"Not counted: {silent} from which nothing of the kind came back.")
+    said += _about_unjudged(finding)
     if evidence.left_out:
-        said.append(f"Not counted: {counted(evidence.left_out, 'step')} without a sentence that long.")
+        said.append(f"Not counted: {counted(evidence.left_out, 'step')} without a text that long.")
     allowed = percent(rule.max_rate) if rule.max_rate is not None else f"{rule.max_count or 'none'}"
     said.append(f"Policy allows {allowed}.")
     if finding.status is Status.INCONCLUSIVE and outcome.more:
-        said.append(f"{outcome.more} more clean steps would decide.")
+        said.append(f"{counted(outcome.more, 'more clean step')} would decide.")
     if finding.status is not Status.FAIL and event.tells_reach:
         said += _about_reach(evidence.reach)
     return said
@@ -96,23 +97,40 @@ def _about_event(finding: Finding, event: Event) -> list[str]:
 
 def _observed_event(finding: Finding, event: Event) -> str:
     """Return the sentence on how many steps had the event, with the bounds."""
+    length = "" if finding.rule.min_tokens is None else f" of {finding.rule.min_tokens}+ tokens"
     clause, inverted, denial = (
-        words.format(tokens=finding.min_tokens) for words in (event.clause, event.inverted, event.denial)
+        words.format(tokens=finding.min_tokens, any_length=length)
+        for words in (event.clause, event.inverted, event.denial)
     )
+    audited = "judged" if finding.evidence.unjudged else "audited"
     k, n, limit = finding.outcome.k or 0, finding.outcome.n, finding.rule.max_rate
     sure, where = finding.sure, finding.where
     low, high = percent(finding.outcome.lower or 0.0, limit), percent(finding.outcome.upper or 0.0, limit)
-    if n == 1 and k == 0:
+    if n == 1 and k == 0 and not finding.evidence.unjudged:
         return f"1 client step audited: {denial} {where}. The rate may be anything up to {sure}."
-    if n == 1:
-        return f"In the one audited client step {clause} {where}."
+    if n == 1 and k:
+        return f"In the one {audited} client step {clause} {where}."
     if k == 0:
-        return f"In none of {n} audited client steps {inverted} {where}; {sure} upper bound {high}."
+        return f"In none of {counted(n, f'{audited} client step')} {inverted} {where}; {sure} upper bound {high}."
     bounds = {
         Status.FAIL: f"{sure} lower bound {low}",
         Status.PASS: f"{sure} upper bound {high}",
     }.get(finding.status, f"{sure} bounds {low} to {high}")
-    return f"In {k} of {n} audited client steps ({percent(k / n)}, {bounds}) {clause} {where}."
+    return f"In {k} of {n} {audited} client steps ({percent(k / n)}, {bounds}) {clause} {where}."
+
+
+def _about_unjudged(finding: Finding) -> list[str]:
+    """Return a sentence on the steps that nobody could judge."""
+    evidence = finding.evidence
+    few, of = evidence.unjudged, evidence.unjudged + finding.outcome.n
+    if not few:
+        return []
+    reasons = Counter(evidence.unjudged_steps.values())
+    why = "; ".join(f"{n} {reason}" if len(reasons) > 1 else reason for reason, n in reasons.items())
+    said = f"{few} of {counted(of, 'audited step')} could not be judged ({why})"
+    if tolerated(evidence, finding.max_unjudged):
+        return [f"{said}; the policy accepts {percent(finding.max_unjudged or 0.0)}."]
+    return [f"{said}: to pass, {'it counts as a leak' if few == 1 else 'they count as leaks'}."]
 
 
 def _about_limits(finding: Finding) -> list[str]:
@@ -162,6 +180,7 @@ def _about_metric(finding: Finding) -> list[str]:
         bound = f", {sure} upper bound {number(outcome.upper, limit)}"
     observed = number(outcome.observed or 0.0, limit)
     said = [f"The {name[rule.statistic or 'max']} of {steps} is {observed}{bound}, {finding.where}."]
+    said += _about_unjudged(finding)
     said.append(f"Policy allows {number(limit)}.")
     if finding.status is Status.INCONCLUSIVE and outcome.upper is None and rule.statistic != "max":
         needed = 59 if rule.statistic == "p95" else stats.MIN_STEPS_FOR_BOOTSTRAP

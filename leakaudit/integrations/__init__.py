@@ -9,4 +9,4 @@ Nothing is imported here, so that no integration imports another's framework:
 `docs/integrations.md` says how each is used and what was tried.
 """
 
-__all__ = ["axolotl", "flower", "nvflare"]
+__all__ = ["axolotl", "contents", "flower", "nvflare"]

@@ -17,13 +17,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from leakaudit.capture.notify import notify
 from leakaudit.capture.rounds.registry import audit_in, open_round
-from leakaudit.errors import LeakAuditError, type_and_place
+from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
 
 _within: ContextVar[bool] = ContextVar("_within", default=False)
 """Whether a `LeakAuditMod` further out handles the message, which sees more of what is sent."""
@@ -68,7 +69,10 @@ class LeakAuditMod:
         """
         weights: dict[str, Tensor] = {}
         for record in reply.content.array_records.values():
-            weights |= record.to_torch_state_dict()
+            for name, array in record.to_torch_state_dict().items():
+                if name in weights and not torch.equal(weights[name], array):
+                    raise SnapshotError(f"two records of the reply hold different arrays named {name!r}")
+                weights[name] = array
         made = open_round(folder)
         if made is not None and not weights:
             made.release()
@@ -77,7 +81,13 @@ class LeakAuditMod:
                 f"{', '.join(map(repr, reply.content))}; a mod masks or encrypts it"
             )
         elif made is not None:
-            made.sent(weights)
+            left = made.not_covered(weights)
+            made.sent(weights, beside=len(left))
+            if left:
+                notify(
+                    f"{len(left)} of the {len(weights)} arrays of the reply are not of round {made.number}, or changed although nothing "
+                    f"trained them; they leave without an audit, so what is sent is unverifiable; the first is {left[0]!r}"
+                )
         elif weights and audit_in(folder) is None and not self._told:
             self._told = True
             notify(

@@ -1,4 +1,4 @@
-"""`sentences_found`: the share of the texts that were found."""
+"""`sentences_found`: the share of the texts that a guess resembles."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SentencesFound:
     each guess is assigned to one text and counts for that one only.
     """
 
-    label: ClassVar[str] = "texts found"
+    label: ClassVar[str] = "texts resembled"
     meaning: ClassVar[str] = (
-        "Share of the texts whose ROUGE-L is above a quarter: enough of the words came back in order to tell the text."
+        "Share of the texts that a guess resembles: ROUGE-L above a quarter. Most words may differ."
     )
     higher_is_better: ClassVar[bool] = True
     level: ClassVar[Level] = "sequence"

@@ -26,6 +26,10 @@ KEEP_ALL_BYTES = 10**9
 """Largest size of a step that is kept completely. Our choice: an encoder of 110 million parameters in float32 takes 0.9 GB."""
 
 
+BOUNDARY = "boundary/"
+"""Beginning of the path of a gradient at the output of a module inside the model; the module's name follows. No output's path has a slash."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """Names of the parts of a step that are kept."""
@@ -36,6 +40,8 @@ class Parts:
     """Parameters whose update is kept completely."""
     weights: frozenset[str]
     """Parameters and buffers whose values are kept."""
+    boundary: tuple[str, ...]
+    """Modules at whose output the gradient is kept; see `boundary_of`."""
 
 
 def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | None:
@@ -93,25 +99,46 @@ def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = 
     if blocks is None or words is None:
         return None
     prefix, block_list = blocks
-    attention = {name for number, block in enumerate(block_list) for name in _attention(block, f"{prefix}.{number}")}
+    attention = {
+        f"{inside}.{below}"
+        for number, block in enumerate(block_list)
+        if (inside := _attention(block, f"{prefix}.{number}"))
+        for below, _ in blank.get_submodule(inside).named_parameters()
+    }
     outside = {name for name in found if not name.startswith(f"{prefix}.")} - {words, head}
     last = f"{prefix}.{BLOCKS - 1}."
-    unread = {name for name, tensor in found.items() if name.startswith(last) and tensor.dim() > 1}
+    unread = {name for name, tensor in found.items() if name.startswith(last) and tensor.dim() > 1} - attention
     tied = head == words or any(words in pair for pair in tied_names(blank))
     return Parts(
         rows=None if tied else words,
         updates=frozenset(attention | outside),
         weights=frozenset(set(found) - unread - ({head} if head and not tied else set()))
         | (beside & {name for name, _ in blank.named_buffers()}),
+        boundary=boundary_of(blank),
     )
 
 
-def _attention(block: nn.Module, prefix: str) -> set[str]:
-    """Return the names of the parameters of a block's first child with matrices."""
-    for name, child in block.named_children():
-        if any(p.dim() > 1 for p in child.parameters()):
-            return {f"{prefix}.{name}.{below}" for below, _ in child.named_parameters()}
-    return set()
+def boundary_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules behind which nothing is kept; empty if they are not found.
+
+    They are the next to last block and the attention of the last one. The gradients at their outputs are all that the kept parts get from
+    the rest of the model: a block adds what its attention returns to what it got, or passes on only what its attention made of it.
+
+    Args:
+        model: with the first blocks alone.
+    """
+    blocks = heaviest_block_list(model, lambda found: len(found) == BLOCKS)
+    if blocks is None:
+        return ()
+    prefix, block_list = blocks
+    attention = _attention(block_list[-1], f"{prefix}.{BLOCKS - 1}")
+    return (f"{prefix}.{BLOCKS - 2}", attention) if attention else ()
+
+
+def _attention(block: nn.Module, prefix: str) -> str:
+    """Return the name of a block's first child with matrices; empty if it has none."""
+    children = block.named_children()
+    return next((f"{prefix}.{n}" for n, child in children if any(p.dim() > 1 for p in child.parameters())), "")
 
 
 def fill_missing(model: nn.Module, missing: list[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from leakaudit.errors import ModelError
+from leakaudit.models.config_numbers import check_config
 
 Task = Literal["classification", "causal-lm"]
 
@@ -37,11 +38,25 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_model(
-    folder: Path, task: Task, *, num_labels: int = 2, seed: int = 0, device: torch.device | None = None
+    folder: Path,
+    task: Task,
+    *,
+    num_labels: int = 2,
+    seed: int = 0,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Load a model that `save_pretrained` wrote.
 
     A missing classification head is initialised from `seed`.
+
+    Args:
+        folder: holds config.json and the weights.
+        task: decides the head.
+        num_labels: number of classes of a classifier.
+        seed: of a missing head.
+        device: where the model is put; None is the CPU.
+        dtype: of the weights; None keeps that of the checkpoint, as `from_pretrained` of a training script does.
 
     Raises:
         ModelError: the folder is missing, has no config.json, or holds no such model.
@@ -60,7 +75,7 @@ def load_model(
             model: nn.Module = kinds[task].from_pretrained(
                 folder,
                 attn_implementation="eager",
-                dtype=torch.float32,
+                dtype=dtype or "auto",
                 use_safetensors=True,
                 **NOTHING_FOREIGN,
                 **options,
@@ -122,3 +137,4 @@ def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise ModelError(f"{folder}: holds no config.json, found {found}; give the folder that `save_pretrained` wrote")
+    check_config(folder / "config.json")

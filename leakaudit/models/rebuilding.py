@@ -10,26 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
+from leakaudit.models.config_numbers import check_numbers
 from leakaudit.models.factories import factory_named
 from leakaudit.models.loading import quiet_transformers
 from leakaudit.models.lora import rebuild_lora
-from leakaudit.models.recipe import ModelRecipe, only_declared
+from leakaudit.models.recipe import ModelRecipe, only_declared, untagged
 from leakaudit.models.replaced_modules import put_modules
 from leakaudit.models.tensors import tied_names
-from leakaudit.models.unstored_state import apply_settings, match_dtypes, set_buffers, unstored_buffers
-
-MAX_LAYERS = 10_000
-"""Most layers of a configuration. Our choice: the deepest public model has about a thousand; for ten million, a configuration class alone
-needs 20 s."""
-
-
-MAX_NUMBER = 10**10
-"""Largest whole number in a configuration. Our choice: a thousand times the longest context in use."""
-
-
-MAX_LABELS = 1_000_000
-"""Most classes of a configuration, which has a name for each. Our choice: large label sets have tens of thousands."""
-
+from leakaudit.models.unstored_state import (
+    apply_settings,
+    match_dtypes,
+    set_buffers,
+    unstored_buffers,
+    with_dense_gradients,
+)
 
 SPARE_PARAMETERS = 1_000
 """Number of parameters that a model may register beyond four times those in the snapshot, because some are replaced."""
@@ -47,7 +41,8 @@ def build_model(
 ) -> nn.Module:
     """Rebuild a model with eager attention, in eval mode, on the CPU.
 
-    Attention is eager because gradient matching needs a second derivative, which scaled-dot-product attention does not have on a CPU.
+    Attention is eager because gradient matching needs a second derivative, which scaled-dot-product attention does not have on a CPU. A
+    model whose class cannot change its attention has the client's, without which it may compute something else.
 
     Args:
         recipe: class and configuration.
@@ -67,8 +62,9 @@ def build_model(
         beside = {name: weights[name] for name in unstored_buffers(model) if name in weights}
         outcome = model.load_state_dict({k: v for k, v in weights.items() if k not in beside}, strict=False)
         set_buffers(model, beside)
-        _check_numbers(recipe.settings)
+        check_numbers(recipe.settings)
         apply_settings(model, recipe.settings)
+        with_dense_gradients(model)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"cannot rebuild {recipe.class_name} from its recipe: {type(error).__name__}") from None
     aliases = {second for _, second in tied_names(model)} | {first for first, _ in tied_names(model)}
@@ -111,15 +107,11 @@ def _no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
                 "remove the snapshot and keep a new step"
             )
 
-    hooks = (
+    with (
         nn.modules.module.register_module_parameter_registration_hook(watch),
         nn.modules.module.register_module_buffer_registration_hook(watch),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def blank_model(recipe: ModelRecipe) -> nn.Module:
@@ -139,37 +131,16 @@ def _instantiated(recipe: ModelRecipe) -> nn.Module:
     kind: Any = getattr(transformers, recipe.class_name, None)
     if not hasattr(kind, "_from_config"):
         raise ModelError(f"transformers {transformers.__version__} has no class {recipe.class_name!r}")
-    _check_numbers(recipe.config)
+    check_numbers(recipe.config)
     # Every weight is loaded afterwards, and initialising them would take longer than all other work.
     with quiet_transformers(), torch.random.fork_rng(devices=[]), no_init_weights():
-        config = kind.config_class.from_dict(only_declared(kind.config_class, recipe.config))
+        config = kind.config_class.from_dict(only_declared(kind.config_class, untagged(recipe.config)))
+        attention = recipe.attention or "eager"
         with torch.device("meta"):  # takes no memory, even if the configuration is huge
-            kind._from_config(config, attn_implementation="eager")
-        model: nn.Module = kind._from_config(config, attn_implementation="eager")
+            kind._from_config(config, attn_implementation=attention)
+        model: nn.Module = kind._from_config(config, attn_implementation=attention)
     model.tie_weights()  # type: ignore[operator]
     return model
-
-
-def _check_numbers(config: Any, key: str = "") -> None:
-    """Refuse numbers that would need much time before a parameter is made.
-
-    Raises:
-        ModelError: a number is too large. The message names the key.
-    """
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            _check_numbers(value, str(name))
-    elif isinstance(config, list | tuple):
-        if "layer" in key and len(config) > MAX_LAYERS:
-            raise ModelError(f"the configuration lists {len(config)} items in {key!r}; at most {MAX_LAYERS} are read")
-        for value in config:
-            _check_numbers(value, key)
-    elif isinstance(config, int) and not isinstance(config, bool):
-        most = MAX_LAYERS if "layer" in key else MAX_LABELS if key == "num_labels" else MAX_NUMBER
-        if abs(config) > most:
-            raise ModelError(
-                f"the configuration asks for a {key!r} of more than {most}, which is the most that is read"
-            )
 
 
 def _made(recipe: ModelRecipe) -> nn.Module:

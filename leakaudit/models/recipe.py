@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from leakaudit.errors import ModelError
-from leakaudit.models.factories import MADE_BY
+from leakaudit.models.factories import MADE_BY, vouch_for
 from leakaudit.models.lora import LoraRecipe, adapted
 from leakaudit.models.tensors import dtype_of
 
@@ -27,6 +29,11 @@ class ModelRecipe(BaseModel):
     class_name: str
     config: dict[str, Any] = {}
     """Present configuration of a class of transformers: a Trainer may have changed it, and packed sequences change the attention."""
+    attention: Literal["", "sdpa"] = ""
+    """Attention that the model is made with, where its class cannot change it later; empty for eager attention.
+
+    Such a class may compute something else with eager attention: Falcon adds ALiBi twice.
+    """
     lora: LoraRecipe | None = None
     """Adapters in the model; None without adapters."""
     parts: dict[str, str] = {}
@@ -52,17 +59,28 @@ class ModelRecipe(BaseModel):
         name = type(model).__name__
         if said := getattr(model, MADE_BY, None):
             made_by, arguments = said
+            vouch_for(made_by)  # the model may come from another process, in which `rebuilt_by` was called
             return cls(class_name=name, made_by=made_by, arguments=arguments)
         if (exported := _exported(model)) is not None:
             # The folder that it was loaded from does not belong to the architecture, and may name a person or a project.
-            public = architecture(model.config)
+            public = tagged(architecture(model.config))
             # `model.to(torch.bfloat16)` does not change the configuration.
             public["dtype"] = str(dtype_of(model)).removeprefix("torch.")
-            return cls(class_name=exported, config=public, lora=adapted(model))
+            return cls(class_name=exported, config=public, attention=_fixed_attention(model), lora=adapted(model))
         raise ModelError(
             f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
             "cannot rebuild it; say how with `rebuilt_by(model, 'package.module:function', ...)`, or set `schedule: inline`"
         )
+
+
+def _fixed_attention(model: nn.Module) -> Literal["", "sdpa"]:
+    """Return the attention of a model whose class cannot change it later.
+
+    Empty if it can, or if the attention is not one that a CPU has.
+    """
+    changes = getattr(type(model), "_can_set_attn_implementation", None)
+    now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return "sdpa" if now == "sdpa" and changes is not None and not changes() else ""
 
 
 PRIVATE_KEYS = frozenset(
@@ -140,6 +158,42 @@ SPECIAL_TOKENS = (
 )
 """Token ids that models of transformers read from their configuration, although some classes do not declare them: an encoder-decoder
 (T5, BART) makes its decoder's inputs with `decoder_start_token_id`. The tokenizer makes them public."""
+
+
+FLOAT_TAG = "__float__"
+"""Key of a number that JSON does not have, as transformers writes it into a `config.json`."""
+
+WITHOUT_JSON = ("Infinity", "-Infinity", "NaN")
+"""Such numbers, as `float` reads them. Mamba2's largest time step is infinite."""
+
+
+def tagged(value: Any) -> Any:
+    """Return plain data without numbers that JSON does not have.
+
+    In place of each stands, for example, `{"__float__": "Infinity"}`.
+
+    >>> tagged({"limit": (0.0, float("inf"))})
+    {'limit': [0.0, {'__float__': 'Infinity'}]}
+    """
+    if isinstance(value, Mapping):
+        return {key: tagged(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [tagged(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT_TAG: json.dumps(value)}
+    return value
+
+
+def untagged(value: Any) -> Any:
+    """Return plain data with the numbers that `tagged` replaced.
+
+    >>> untagged({"limit": [0.0, {"__float__": "Infinity"}]})
+    {'limit': [0.0, inf]}
+    """
+    if isinstance(value, Mapping):
+        found = value.get(FLOAT_TAG) if len(value) == 1 else None
+        return float(found) if found in WITHOUT_JSON else {key: untagged(one) for key, one in value.items()}
+    return [untagged(one) for one in value] if isinstance(value, list) else value
 
 
 def can_rebuild(model: nn.Module) -> bool:

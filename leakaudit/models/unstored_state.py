@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
+from leakaudit.models.tensors import persistent_buffers
 
 Settings = dict[str, dict[str, bool | int | float]]
 """Module name -> attribute -> number."""
@@ -70,6 +71,18 @@ def apply_settings(model: nn.Module, settings: Settings) -> None:
             setattr(modules[name], key, value)
 
 
+def with_dense_gradients(model: nn.Module) -> None:
+    """Let tables of embeddings have dense gradients.
+
+    Those of the client may be sparse.
+
+    The numbers are the same. Sparse ones cannot be differentiated again, nor added to what comes through a tied head.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
+
+
 def match_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give each parameter and buffer its stored dtype, so that loading is exact.
 
@@ -86,7 +99,7 @@ def unstored_buffers(model: nn.Module) -> dict[str, Tensor]:
 
     Tables of rotary embeddings are such buffers.
     """
-    stored = set(model.state_dict().keys())
+    stored = persistent_buffers(model)
     return {name: buffer for name, buffer in model.named_buffers() if name not in stored}
 
 

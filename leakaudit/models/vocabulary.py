@@ -11,6 +11,9 @@ from torch import nn
 from leakaudit.errors import ModelError
 from leakaudit.models.token_marks import Mark, token_marks
 
+UNLIMITED = 10**6
+"""Largest number of tokens of a text if neither tokenizer nor model has a limit. Our choice: more than any text has."""
+
 
 class Vocabulary(BaseModel):
     """The public facts about a tokenizer that attacks need."""
@@ -68,9 +71,9 @@ def vocabulary_of(tokenizer: Any, model: nn.Module) -> Vocabulary:
     # The ids that the tokenizer adds to a text are those around the ids of the same text without them.
     alone, wrapped = (tokenizer("a", add_special_tokens=flag)["input_ids"] for flag in (False, True))
     start = next((i for i in range(len(wrapped)) if wrapped[i : i + len(alone)] == alone), 0)
-    longest = min(
-        int(tokenizer.model_max_length), int(getattr(getattr(model, "config", None), "max_position_embeddings", 10**6))
-    )
+    config = getattr(model, "config", None)
+    limits = (int(tokenizer.model_max_length), int(getattr(config, "max_position_embeddings", UNLIMITED)))
+    longest = min((limit for limit in limits if limit > 0), default=UNLIMITED)  # XLNet says -1 where there is none
     digest = tokens_digest(tokenizer)
     return Vocabulary(
         size=rows,
@@ -95,7 +98,16 @@ def _rows_of_words(model: nn.Module) -> int:
     If the model does not name its word embedding, this is the largest table.
     """
     if hasattr(model, "get_input_embeddings"):
-        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        try:
+            table = model.get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:  # Canine hashes characters into several tables
+            table = None
+        if getattr(table, "weight", None) is None:
+            raise ModelError(
+                f"{type(model).__name__} has no one table of words, a row for each token of its tokenizer, which attacks and scores on texts "
+                "need; audit a model with a word embedding"
+            )
+        return int(table.weight.shape[0])
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     if not tables:
         raise ModelError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakaudit.client.facts import DeclaredDefense, Granted, PublicFacts
-    from leakaudit.client.observation import Observation, check_finite, root_mean_square
+    from leakaudit.client.observation import Observation, Update, check_finite, root_mean_square
     from leakaudit.client.step import ClientStep
     from leakaudit.errors import AnatomyError, ConfigError, LeakAuditError, ModelError, PriorError, SnapshotError
     from leakaudit.models.structure import word_embedding
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from leakaudit.plugins.budget import Budget
     from leakaudit.plugins.defense_protocol import Defense
-    from leakaudit.plugins.entities import entities_held, same_entity
+    from leakaudit.plugins.entities import entities_held, entities_in_bag, same_entity
     from leakaudit.plugins.entry_uncertainty import uncertainties
     from leakaudit.plugins.metric_protocol import (
         Batch,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "leakaudit.client.facts": "DeclaredDefense Granted PublicFacts",
-    "leakaudit.client.observation": "Observation check_finite root_mean_square",
+    "leakaudit.client.observation": "Observation Update check_finite root_mean_square",
     "leakaudit.client.step": "ClientStep",
     "leakaudit.errors": "AnatomyError ConfigError LeakAuditError ModelError PriorError SnapshotError",
     "leakaudit.models.structure": "word_embedding",
@@ -77,7 +77,7 @@ _HOMES = {
     "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reads Reconstruction not_applicable",
     "leakaudit.plugins.budget": "Budget",
     "leakaudit.plugins.defense_protocol": "Defense",
-    "leakaudit.plugins.entities": "entities_held same_entity",
+    "leakaudit.plugins.entities": "entities_held entities_in_bag same_entity",
     "leakaudit.plugins.entry_uncertainty": "uncertainties",
     "leakaudit.plugins.metric_protocol": "Batch BatchMetric LabelCounts Level Pair SequenceMetric StepMetric TaggedEntities",
     "leakaudit.plugins.noise_scale": "AdditiveNoise",
@@ -126,6 +126,7 @@ __all__ = [
     "SnapshotError",
     "StepMetric",
     "TaggedEntities",
+    "Update",
     "Vocabulary",
     "attack",
     "check_finite",
@@ -133,6 +134,7 @@ __all__ = [
     "clipped_overlap",
     "defense",
     "entities_held",
+    "entities_in_bag",
     "frame_of",
     "is_found",
     "label_success_rate",

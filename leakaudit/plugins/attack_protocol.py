@@ -62,8 +62,9 @@ class GuessedSequence:
 
     token_ids: tuple[int, ...]
     """Token ids in order, without padding. They include the special tokens that the attack believes the sequence to have."""
-    confidence: float = 0.0
-    """From 0 to 1, computed from what an adversary sees."""
+    own_score: float = 0.0
+    """From 0 to 1, computed from what an adversary sees: the attack's own opinion of its guess. It is no probability. It ranks the guesses of
+    one attack, and scores of two attacks say nothing about each other. What is certain is `proved`."""
     proved: bool = False
     """Whether the simulated update of the guess is the observed one, up to rounding."""
 
@@ -112,6 +113,9 @@ class Reconstruction:
     counts_told: bool = True
     """Whether the attack can tell `label_counts` from chance at its `false_event_rate`. If not, the counts are scored as an estimate
     only. An exact hit is then no event, because with few classes it is likely by chance."""
+    counts_are_shares: bool = False
+    """Whether only the proportions of `label_counts` are meant, because the attack does not know the number of sequences. They are then
+    scored as shares of the batch."""
     stop: Literal["done", "converged", "budget"] = "done"
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the attack's own work, such as rank, loss or number of candidates. They never depend on the truth."""
@@ -149,6 +153,8 @@ class Attack(Protocol):
     token_limit: ClassVar[bool]
     """Whether it can read nothing where a step has as many tokens as the model's hidden size; False unless the class states it. If such an
     attack finds nothing on such a step, that is no evidence: other attacks have no such limit."""
+    slow: ClassVar[bool]
+    """Whether it is a search that may use up its budget; False unless the class states it. Every waiting step gets the other attacks first."""
 
     def applies(self, seen: Observation) -> Applicability:
         """Return whether the attack can work on this observation, and if not, why."""

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leakaudit.client.facts import DeclaredDefense
-from leakaudit.client.observation import Observation
+from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
 
 
@@ -86,7 +86,7 @@ class Defense(Protocol):
         knobs = asdict(self).items()  # type: ignore[call-overload]
         return DeclaredDefense(name=self.name, parameters={knob: value for knob, value in knobs if value is not None})
 
-    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+    def settled(self, step: ClientStep, sent: Update) -> Self:
         """Return the defence with the knobs that depend on the step filled in.
 
         Args:
@@ -95,7 +95,7 @@ class Defense(Protocol):
         """
         return self
 
-    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+    def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return the standard deviation of the noise that it adds to every entry.
 
         Args:
@@ -108,7 +108,7 @@ class Defense(Protocol):
         """Return the same defence without its noise."""
         return self
 
-    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+    def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the standard deviation of the noise on every entry of `sent`.
 
         Attacks call this. They know the knobs and the update, but not the step.
@@ -119,13 +119,7 @@ class Defense(Protocol):
         """
         return before
 
-    def expected(
-        self,
-        step: ClientStep,
-        recomputed: Mapping[str, Tensor],
-        observed: Mapping[str, Tensor],
-        tolerance: float,
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the update that it makes from `recomputed`, without its noise.
 
         If several outcomes are possible within the error, return the one nearest to `observed`.

@@ -80,8 +80,8 @@ class Guess(Protocol):
         ...
 
     @property
-    def confidence(self) -> float:
-        """The attacker's own confidence, 0 to 1."""
+    def own_score(self) -> float:
+        """The attack's own score of the guess, 0 to 1."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class Pair:
     """Empty if the attack guessed fewer sequences than the batch has."""
     true_text: str
     guess_text: str
-    confidence: float | None = None
+    own_score: float | None = None
     proved: bool = False
     masked_ids: tuple[int, ...] = ()
     """Tokens of `true_ids` that a mask hid from the model, in order. A masked language model has to predict them."""

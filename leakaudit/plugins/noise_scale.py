@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
-
-from leakaudit.client.observation import root_mean_square
+from leakaudit.client.observation import Update, root_mean_square
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense_protocol import Defense
 
@@ -37,11 +35,11 @@ class AdditiveNoise(Defense):
         """Return whether no noise is added."""
         return (self.scale if self.sigma is None else self.sigma) == 0
 
-    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+    def settled(self, step: ClientStep, sent: Update) -> Self:
         """Return the same noise with `sigma` filled in."""
         return self if self.is_identity() else replace(self, sigma=self._level(sent))
 
-    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+    def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return `sigma`, or `scale` times the root mean square of `clean`."""
         return self.scale * root_mean_square(clean) if self.sigma is None else self.sigma
 
@@ -49,14 +47,14 @@ class AdditiveNoise(Defense):
         """Return no noise at all."""
         return replace(self, scale=0.0, sigma=None)
 
-    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+    def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the standard deviation of all noise on `sent`.
 
         The variances of independent noises add up.
         """
         return math.hypot(before, self._level(sent))
 
-    def _level(self, sent: Mapping[str, Tensor]) -> float:
+    def _level(self, sent: Update) -> float:
         """Return `sigma`, computed from `scale` if it is None.
 
         RMS(sent)^2 = RMS(clean)^2 (1 + scale^2), and sigma is scale times RMS(clean).

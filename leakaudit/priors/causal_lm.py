@@ -47,7 +47,7 @@ class CausalLM:
         """
         if self.path is None:
             raise PriorError("causal-lm: name the folder of a causal language model, such as causal-lm(path=FOLDER)")
-        model = load_model(self.path, "causal-lm", device=_device_of(victim))
+        model = load_model(self.path, "causal-lm", device=_device_of(victim), dtype=torch.float32)
         own = load_tokenizer(self.path)
         if tokens_digest(own) == vocabulary.digest or (not vocabulary.digest and len(own) == vocabulary.size):
             return TokenScorer(model, vocabulary, vocabulary_of(own, model))

@@ -92,6 +92,20 @@ def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
     return round(float(betaincinv(k, n - k + 1, 1.0 - confidence)), _DIGITS)
 
 
+def mean_lower_bound(values: Sequence[float], confidence: float = 0.95) -> float:
+    """Return a lower bound of the mean of numbers from 0 to 1.
+
+    It holds for any number of them. Source: Hoeffding 1963, Theorem 2: mean - sqrt(log(1 / (1 - confidence)) / (2 n)), at least 0.
+
+    >>> round(mean_lower_bound([1.0] * 10), 3)
+    0.613
+    """
+    if not values:
+        return 0.0
+    slack = math.sqrt(-math.log(1.0 - confidence) / (2 * len(values)))
+    return max(0.0, math.fsum(values) / len(values) - slack)
+
+
 def steps_needed(k: int, max_rate: float, confidence: float = 0.95) -> int | None:
     """Return the smallest n at which k leaks in n steps bound the rate by `max_rate`.
 

@@ -1,8 +1,9 @@
 """Checks that results.json does not contradict itself.
 
-Facts that it states twice must agree. Sums, means and events are computed again from their parts.
+The module has over 400 lines, because it goes through one document part by part. Facts that the document states twice must agree. Sums,
+means and events are computed again from their parts.
 
-Results that contradict themselves are not evidence, because nobody can tell which part is true. These checks do not find a forger who
+It has many lines, because each fact has a check of its own. Results that contradict themselves are not evidence, because nobody can tell which part is true. These checks do not find a forger who
 changes all parts consistently and computes the digest again; only a signature would show that.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from math import isclose
@@ -18,8 +20,10 @@ from statistics import fmean
 from typing import Any
 
 from leakaudit.results import former_keys
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
+from leakaudit.results.lengths import bounds_of
 from leakaudit.results.recovery import FOUND
 from leakaudit.results.schema import (
     Attempt,
@@ -32,7 +36,7 @@ from leakaudit.results.schema import (
     Summary,
     VerificationStatus,
 )
-from leakaudit.results.summary import summarise
+from leakaudit.results.summary import seeds_of, summarise
 
 WORST_ERROR = 0.5
 """Largest relative error of a verified step. Our choice: verification accepts up to 0.03, and a wrong batch has more than 0.3."""
@@ -45,8 +49,8 @@ CLOCK_SLACK = timedelta(hours=1)
 _IN_ORDER = ("rouge1", "rouge2", "rougeL", "exact")
 """Metrics of guessed sequences in every version; a bag of words has none of them."""
 
-
-_BUCKET = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+_OF_BAGS = ("token_precision", "nerr")
+"""Metrics of a sequence that a bag of words has, too, and whose score of the step is their mean."""
 
 
 _NUMBERS = re.compile(r"\([^()]*\)")
@@ -70,11 +74,15 @@ def unexplained_steps(results: Results) -> int:
 
     Steps whose gaps an interruption or a refused snapshot explains are not counted.
     """
+    return max(0, lacking_steps(results) - results.coverage.skipped_snapshots - results.run.interrupted)
+
+
+def lacking_steps(results: Results) -> int:
+    """Count the steps that lack attempts that were due."""
     battery = results.run.battery
     due = len(battery.attacks) * len(battery.defenses)
     made = Counter(attempt.step for attempt in results.attempts)
-    lacking = sum(made[step.id] < due for step in results.steps)
-    return max(0, lacking - results.coverage.skipped_snapshots - results.run.interrupted)
+    return sum(made[step.id] < due for step in results.steps)
 
 
 def moment(text: str) -> datetime | None:
@@ -95,10 +103,23 @@ def _steps(results: Results) -> Iterator[str]:
             yield f"step {step.id} has the number {step.step}"
         yield from _verification(step)
         yield from _declared(step, results.regime.declared_defenses)
+    yield from _same_update(results.steps)
     ran = {attempt.step for attempt in results.attempts if attempt.finished}
     for step in results.steps:
         if step.verification.status is VerificationStatus.MISMATCH and step.id in ran:
             yield f"the update of step {step.id} comes from another batch, but attacks ran on it"
+
+
+def _same_update(steps: Iterable[StepRecord]) -> Iterator[str]:
+    """Compare the stamps of steps with the same update."""
+    stamps: dict[str, StepRecord] = {}
+    for step in steps:
+        first = stamps.setdefault(step.snapshot, step)
+        if first.verification.status is not step.verification.status:
+            yield (
+                f"steps {first.id} and {step.id} have the same update, but one is stamped {first.verification.status} and the other "
+                f"{step.verification.status}"
+            )
 
 
 def _verification(step: StepRecord) -> Iterator[str]:
@@ -106,6 +127,8 @@ def _verification(step: StepRecord) -> Iterator[str]:
     exact = stamp.status in (VerificationStatus.VERIFIED, VerificationStatus.SCALED)
     if exact and stamp.relative_error is not None and stamp.relative_error > WORST_ERROR:
         yield f"step {step.id} is stamped {stamp.status} with a relative error of {stamp.relative_error:g}"
+    if stamp.status.bounds and stamp.scale is not None and stamp.scale <= 0:
+        yield f"step {step.id} is stamped {stamp.status} with a scale of {stamp.scale:g}"
     if stamp.status is VerificationStatus.NOISED and step.shipped_defense == "none":
         yield f"step {step.id} is stamped noised, but no defence was shipped"
 
@@ -139,16 +162,25 @@ def _attempts(results: Results) -> Iterator[str]:
             f"attempts with the {kind} {name!r}, which is not in the battery" for name in sorted(named - {*members})
         )
         yield from (f"the {kind} {name!r} occurs twice in the battery" for name in _twice(members))
+    if strangers := sorted({*results.catalogue.attacks} - {*battery.attacks}):
+        yield f"the catalogue describes the attack {strangers[0]!r}, which is not in the battery"
+    if battery.budget_s == 0 and any(a.finished for a in results.attempts):
+        yield "attacks ran although each had 0 s"
+    if AS_SENT in battery.defenses and not any(step.sent for step in results.steps):
+        yield "the battery has the updates as sent, but no step has one"
     twice = Counter((a.step, a.attack, a.defense) for a in results.attempts)
     yield from (f"{_name(*key)} is recorded {n} times" for key, n in twice.items() if n > 1)
+    proved = {(a.step, a.defense) for a in results.attempts if a.recovers_every_text}
     for attempt in results.attempts:
-        yield from _attempt(attempt, results)
+        yield from _attempt(attempt, results, proved)
 
 
-def _attempt(attempt: Attempt, results: Results) -> Iterator[str]:
+def _attempt(attempt: Attempt, results: Results, proved: AbstractSet[tuple[str, str]]) -> Iterator[str]:
     name = _name(attempt.step, attempt.attack, attempt.defense)
     if attempt.seed != results.run.seed:
         yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"
+    if attempt.status is AttemptStatus.NOT_NEEDED and (attempt.step, attempt.defense) not in proved:
+        yield f"{name} was not needed, but no attack recovered every text of the step"
     if not attempt.finished:
         if attempt.events:
             yield f"{name} did not run, but it names an event"
@@ -170,7 +202,7 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
     guessed = any(sequence.exact is not None for sequence in attempt.sequences)
     for metric in _sequence_metrics(results):
         values = [sequence.scores[metric] for sequence in attempt.sequences if metric in sequence.scores]
-        if guessed or metric == "token_precision":
+        if guessed or metric in _OF_BAGS:
             yield from _mean(metric, attempt.scores.get(metric), values)
         elif metric == "token_recall":
             yield from _bag(attempt.scores.get(metric), values)
@@ -277,7 +309,7 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
     shortest = 0
     yield from (f"step {step.id} has two sequences {name}" for name in _twice(s.id for s in attempt.sequences))
     for sequence in attempt.sequences:
-        bounds = _bounds(sequence.min_tokens_bucket)
+        bounds = bounds_of(sequence.min_tokens_bucket)
         if bounds is None:
             yield f"sequence {sequence.id} has the length {sequence.min_tokens_bucket!r}, which is not a range"
             continue
@@ -285,7 +317,7 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
         if (bounds[0] >= min_tokens and not sequence.long_enough) or (bounds[1] < min_tokens and sequence.long_enough):
             what = "a" if sequence.long_enough else "no"
             yield f"sequence {sequence.id} of {sequence.min_tokens_bucket} tokens counts as {what} sentence of {min_tokens}+"
-    batch = _bounds(step.n_tokens_bucket)
+    batch = bounds_of(step.n_tokens_bucket)
     if batch is None or batch[1] < shortest:
         yield f"step {step.id} has {step.n_tokens_bucket} tokens, its sequences have {shortest} or more"
     sentences = sum(sequence.long_enough for sequence in attempt.sequences)
@@ -293,25 +325,11 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
         yield f"step {step.id} has {step.n_sentences} sentences, but {sentences} of its sequences are long enough"
 
 
-def _bounds(bucket: str) -> tuple[int, int] | None:
-    """Return the ends of a range such as `9-16`; None if the text is not a range.
-
-    Ranges end at powers of two; see `audit.step_record.bucket`.
-    """
-    found = _BUCKET.fullmatch(bucket)
-    if found is None:
-        return None
-    low, high = int(found[1]), int(found[2] or found[1])
-    single = found[2] is None and low <= 2
-    double = found[2] is not None and high > 2 and high.bit_count() == 1 and low == high // 2 + 1
-    return (low, high) if single or double else None
-
-
 # ------------------------------------------------------------------------------------------- summaries, controls, the rest
 def _summaries(results: Results) -> Iterator[str]:
     """Compare the summaries with the attempts."""
     try:
-        wanted = [_figures(summary, results) for summary in summarise(results.attempts)]
+        wanted = [_figures(summary, results) for summary in summarise(results.attempts, seeds_of(results.steps))]
     except (ValueError, OverflowError):  # the numbers are too large for a mean
         yield "the attempts hold numbers from which no summary can be computed"
         return
@@ -344,12 +362,30 @@ def _controls(results: Results) -> Iterator[str]:
             yield f"the {name} control counts {control.k} of {control.n}"
         if results.steps and control.n > len(results.steps):
             yield f"the {name} control ran on {control.n} steps of {len(results.steps)}"
+        if control.n and control.note == "not run":
+            yield f"the {name} control counts {control.k} of {control.n}, and its note says that it was not run"
+    yield from _kinds(results)
+
+
+def _kinds(results: Results) -> Iterator[str]:
+    for kind, counts in results.controls.kinds.items():
+        if counts.k > counts.n or counts.n != results.controls.positive.n:
+            yield f"the control of {kind} counts {counts.k} of {counts.n}, and the control ran on {results.controls.positive.n} steps"
+        for attack, own in counts.by.items():
+            if attack not in results.run.battery.attacks:
+                yield f"the control of {kind} names {attack!r}, which is not in the battery"
+            if own.k > min(own.n, counts.k) or own.n > counts.n:
+                yield f"the control of {kind} counts {own.k} of {own.n} for {attack}, and {counts.k} of {counts.n} in all"
+        if counts.k > sum(own.k for own in counts.by.values()):
+            yield f"the control of {kind} counts {counts.k} recovered steps, and its attacks recovered fewer"
 
 
 def _coverage(results: Results) -> Iterator[str]:
     coverage = results.coverage
     if coverage.audited_steps != len(results.steps):
         yield f"the coverage counts {coverage.audited_steps} audited steps, and {len(results.steps)} are recorded"
+    if coverage.total_steps is not None and coverage.total_steps < len(results.steps):
+        yield f"the run had {coverage.total_steps} steps, and {len(results.steps)} are recorded"
     both = sorted({missing.what for missing in coverage.not_run} & set(results.run.battery.attacks))
     yield from (f"the attack {name!r} is in the battery and among those that were not run" for name in both)
 

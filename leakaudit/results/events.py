@@ -40,7 +40,15 @@ def _label_counts(attempt: Attempt) -> bool:
 
     `label_exact` is a `Missing` if an exact match could be chance.
     """
-    return at_least(attempt, "label_exact" if "label_exact" in attempt.scores else "label_accuracy", 1.0)
+    return at_least(attempt, counts_metric(attempt), 1.0)
+
+
+def counts_metric(attempt: Attempt) -> str:
+    """Return the metric that decides whether the label counts were recovered.
+
+    It is `label_exact`, or `label_accuracy` in results that do not have it.
+    """
+    return "label_exact" if "label_exact" in attempt.scores else "label_accuracy"
 
 
 def at_least(attempt: Attempt, metric: str, least: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import parse_json, place, read_bounded, short
+from leakaudit.results.former_keys import RENAMED_IN_SEQUENCES
 from leakaudit.results.not_audited import refuse_unaudited
 from leakaudit.results.schema import SCHEMA, Results
 
@@ -38,7 +40,8 @@ def read_results(path: Path) -> tuple[Results, str]:
     """
     if path.is_dir():
         path = path / "results.json"
-    refuse_unaudited(path.parent)
+    for folder in dict.fromkeys((path.parent, path.resolve().parent)):  # a link has two folders
+        refuse_unaudited(folder)
     try:
         raw = read_bounded(path)
         data = parse_json(raw)
@@ -81,16 +84,19 @@ def _results_of(data: Any) -> Results:
         raise ValueError(f"has no digest, which {schema} requires: it was changed after it was written")
     if results.digest is not None and results.digest != digest_of(data):
         raise ValueError("was changed after it was written: its content does not have the digest that it names")
+    if version >= OWN_VERSION:
+        for key, path in _missing_keys(data, results.model_dump(mode="json", by_alias=True), ()):
+            raise ValueError(f"lacks the key {short(key)} {place(path)}, which {SCHEMA} always has")
     return results
 
 
 def _version(schema: str) -> tuple[int, int] | None:
     major, dot, minor = schema.removeprefix("leakaudit.results/").partition(".")
-    known = all(part.isascii() and part.isdigit() and len(part) < 5 for part in (major, minor))
+    known = all(re.fullmatch(r"0|[1-9][0-9]{0,3}", part) for part in (major, minor))
     return (int(major), int(minor)) if dot and known else None
 
 
-OWN_VERSION = (1, 4)
+OWN_VERSION = (1, 6)
 
 
 _DIGEST_SINCE = (1, 2)
@@ -113,12 +119,30 @@ def _unknown_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator
             if key in read:
                 yield from _unknown_keys(value, read[key], (*path, key))
                 continue
+            if (since := RENAMED_IN_SEQUENCES.get(key)) in read and since not in data:
+                continue
             near = difflib.get_close_matches(key, read, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             yield f"unknown key {short(key)} {place(path)}{hint}"
     elif isinstance(data, list) and isinstance(read, list):
         for index, (value, understood) in enumerate(zip(data, read, strict=True)):
             yield from _unknown_keys(value, understood, (*path, index))
+
+
+def _missing_keys(data: Any, read: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Yield each key that the models write and `data` lacks, with its place.
+
+    A reader would take the default for it, and a default may say that nothing is wrong.
+    """
+    if isinstance(data, dict) and isinstance(read, dict):
+        for key, value in read.items():
+            if key not in data:
+                yield key, path
+            else:
+                yield from _missing_keys(data[key], value, (*path, key))
+    elif isinstance(data, list) and isinstance(read, list):
+        for index, (value, understood) in enumerate(zip(data, read, strict=True)):
+            yield from _missing_keys(value, understood, (*path, index))
 
 
 def digest_of(data: Mapping[str, Any]) -> str:

@@ -42,6 +42,20 @@ OF_SUMMARIES: Mapping[str, str] = MappingProxyType(
 """Key of a summary -> metric."""
 
 
+RENAMED_IN_SEQUENCES: Mapping[str, str] = MappingProxyType({"confidence": "own_score"})
+"""Key of a sequence's score before 1.5 -> its key since then. The number is no probability."""
+
+
+def renamed(data: Any, keys: Mapping[str, str]) -> Any:
+    """Return the data of a model with new keys in place of former ones.
+
+    A former key beside its new one stays, so that it is refused as unknown.
+    """
+    if not isinstance(data, Mapping):
+        return data
+    return {keys.get(key, key) if keys.get(key) not in data else key: value for key, value in data.items()}
+
+
 def read_into_scores(data: Any, keys: Mapping[str, str]) -> Any:
     """Return the data of a model with `scores` in place of the former keys.
 

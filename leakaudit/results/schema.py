@@ -1,4 +1,4 @@
-"""Models of `results.json`, schema `leakaudit.results/1.4`.
+"""Models of `results.json`, schema `leakaudit.results/1.6`.
 
 The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
@@ -26,13 +26,15 @@ from pydantic import (
 from leakaudit.results import former_keys
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.4"
+SCHEMA = "leakaudit.results/1.6"
 """Version of the schema.
 
 1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
 number of sentences of a step and the declared defences. 1.3 has the catalogue, and `scores` with every metric for sequences and
 summaries; `former_keys.py` lists the keys that `scores` replaces. 1.4 has metrics of level `batch`, the texts found, perplexities, short keys
-for four metrics of a summary, and what of its circumstances decides which attack can work (`Regime`).
+for four metrics of a summary, what of its circumstances decides which attack can work (`Regime`), and attempts that were not needed. 1.5 says
+for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
+its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share.
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -85,6 +87,9 @@ class AttemptStatus(StrEnum):
     BUDGET_EXHAUSTED = "budget_exhausted"
     ERROR = "error"
     SKIPPED = "skipped"
+    NOT_NEEDED = "not_needed"
+    """Another attack had already recovered every text of the step, so this attack on texts could add nothing. It did not run, and it
+    is no evidence."""
 
 
 class VerificationStatus(StrEnum):
@@ -98,6 +103,9 @@ class VerificationStatus(StrEnum):
     """The step drew random numbers that were not kept, so only rough agreement can be expected."""
     NOISED = "noised"
     """The update is the same except for noise of the declared scale."""
+    RESCALED = "rescaled"
+    """Each tensor of the update is the recomputed one times a factor of its own, which nothing declared explains. It is attacked as it was
+    observed: a recovered text proves a leak. If nothing is recovered, that is not evidence, because only the client knows the factors."""
     UNVERIFIABLE = "unverifiable"
     """The step cannot be computed again; the note says why. It is attacked: a recovered text that is in the kept batch
     proves a leak. If nothing is recovered, that is not evidence."""
@@ -147,6 +155,10 @@ class Missing(ResultsModel):
 Measured = Score | Missing
 
 
+Mark = Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")]
+"""A keyed hash of 64 bits in hex; empty if the audit had no key for it."""
+
+
 class Verification(ResultsModel):
     """The stamp that a step gets before it is attacked."""
 
@@ -163,8 +175,8 @@ class Verification(ResultsModel):
     noiseless: tuple[str, ...] = ()
     """Declared defences whose noise is not in the update; the step is audited without that noise."""
     where: Literal["in place", "rebuilt"] = "rebuilt"
-    """Which model computed the step again. `in place`: the client's own, before the optimizer changes it. `rebuilt`: the one that attacks
-    get."""
+    """Which model computed the step again. `rebuilt`: the one that attacks get. `in place`: the client's own, in results of earlier
+    versions."""
 
 
 class StepRecord(ResultsModel):
@@ -174,6 +186,8 @@ class StepRecord(ResultsModel):
     """`st-` and the optimizer step, zero-padded, so that names sort by time."""
     step: Count
     """Optimizer step, counted from 0."""
+    seed: Count | None = None
+    """Seed of the simulation that made the step, if there were several; None otherwise."""
     epoch: Amount | None = None
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run in which the step lies."""
@@ -196,6 +210,13 @@ class StepRecord(ResultsModel):
     """Whether the step has at least as many different inputs (tokens at their places) as the hidden size. Some attacks end there
     (`AttackEntry.token_limit`), others do not, so this is no protection. None for arrays, if the hidden size is unknown, and in results before
     1.4."""
+    batch: Mark = ""
+    """Mark of the batch, under the key that `RunInfo.pairing` names. Two audits with the same key give the same batch the same mark."""
+    unit: Mark = ""
+    """Mark of the batch with the weights and the random numbers. A later step with the same mark is no new evidence."""
+    words_not_kept: bool = False
+    """Whether some words of its texts show only in parts of the update that were not kept: words that a language model predicts and does not
+    read, such as a text's last one. That no attack recovers such a text completely is then no protection."""
 
 
 class SequenceScore(ResultsModel):
@@ -217,8 +238,9 @@ class SequenceScore(ResultsModel):
     """Length of the true sequence as a power-of-two range such as `9-16`."""
     long_enough: bool = False
     """Whether the true sequence has at least as many tokens as a sentence event asks for (`min_tokens`, 8 by default)."""
-    confidence: Fraction | None = None
-    """The attacker's own confidence."""
+    own_score: Fraction | None = None
+    """The attack's own score of its guess. It ranks the guesses of one attack and is no probability; `proved` is certain. Before 1.5 its
+    key was `confidence`."""
     proved: bool = False
     """Whether the attacker computed the update of the guess and got the observed update, up to rounding."""
     reachable: Fraction | None = None
@@ -229,7 +251,7 @@ class SequenceScore(ResultsModel):
     @model_validator(mode="before")
     @classmethod
     def _from_former_keys(cls, data: Any) -> Any:
-        return read_into_scores(data, former_keys.OF_SEQUENCES)
+        return read_into_scores(former_keys.renamed(data, former_keys.RENAMED_IN_SEQUENCES), former_keys.OF_SEQUENCES)
 
     @model_serializer(mode="wrap")
     def _with_former_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -293,7 +315,8 @@ class Attempt(ResultsModel):
     """`exact_sentence`: a sequence of at least `min_tokens` tokens was recovered exactly. `exact_sequence`: any sequence.
     `all_words`: every token of the batch was named, in any order, and at least half of the named tokens are true. `most_words`: at
     least half of the tokens of a sequence of `min_tokens` tokens or more were recovered, in any order, and at least half of the
-    guessed tokens are true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance."""
+    guessed tokens are true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance.
+    If the attack does not know the batch size (fact `batch_size_known` is 0), the shares of the classes were recovered exactly."""
     sequences: tuple[SequenceScore, ...] = ()
     scores: dict[str, Measured] = {}
     """Name of a metric -> number, or why there is none. If the attack ran, every registered metric has an entry."""
@@ -319,6 +342,11 @@ class Attempt(ResultsModel):
         """Whether at least one leak event happened."""
         return bool(self.events)
 
+    @property
+    def recovers_every_text(self) -> bool:
+        """Whether it recovered every text of the step word for word."""
+        return self.finished and bool(self.sequences) and all(s.exact for s in self.sequences)
+
 
 class Control(ResultsModel):
     """Count of control steps: k of n were recovered.
@@ -331,11 +359,32 @@ class Control(ResultsModel):
     note: str = ""
 
 
+Kind = Literal["text", "words", "labels"]
+"""What is recovered: a whole text, every word of a batch, or the label counts."""
+
+
+class Tally(ResultsModel):
+    """k of n control steps."""
+
+    k: Count = 0
+    n: Count = 0
+
+
+class KindControl(Tally):
+    """Canary steps from which one kind was recovered, by any attack."""
+
+    by: dict[str, Tally] = {}
+    """The same for each attack: steps that it recovered, of those on which it ran. An attack that does not apply to a canary is not here."""
+
+
 class Controls(ResultsModel):
     """Both controls of the audit."""
 
     positive: Control = Control(note="not run")
+    """Canary steps from which every kind came back that the battery has attacks for. The gate reads `kinds`."""
     negative: Control = Control(note="not run")
+    kinds: dict[Kind, KindControl] = {}
+    """The positive control of each kind. Empty if no control ran, and in results before 1.5."""
 
 
 class Summary(ResultsModel):
@@ -354,6 +403,8 @@ class Summary(ResultsModel):
     sequences: Count
     scores: dict[str, Fraction] = {}
     """Name of a metric -> its mean. A metric that measured nothing is absent."""
+    spread: dict[str, Amount] = {}
+    """Name of a metric -> sample standard deviation of its means over the seeds of a simulation. Absent where fewer than two seeds have a mean."""
     texts_found: Count | None = None
     """Number of texts that `sentences_found` counts, of all `sequences`. None if no sequence was guessed, and in results before 1.4."""
     guess_perplexity: Amount | None = None
@@ -412,6 +463,8 @@ class Battery(ResultsModel):
     defenses: tuple[str, ...]
     budget_s: Amount
     """Time limit of each attempt, in seconds."""
+    slow: tuple[str, ...] = ()
+    """Attacks that ran when every waiting step had had the others."""
 
 
 class RunInfo(ResultsModel):
@@ -429,6 +482,10 @@ class RunInfo(ResultsModel):
     environment: dict[str, str] = {}
     """Versions and hardware: python, torch, transformers, device, threads."""
     interrupted: bool = False
+    simulated: bool = False
+    """Whether `leakaudit simulate` made the steps, and no training run. Before 1.5 results do not say it."""
+    pairing: Mark = ""
+    """Id of the key of the steps' marks. Audits with the same id can be compared step by step."""
 
 
 class Subject(ResultsModel):
@@ -491,7 +548,7 @@ class Overhead(ResultsModel):
     """Seconds that the training thread spent in the audit."""
     training_s: Amount | None = None
     check_s: Amount = 0.0
-    """The part of `blocked_s` in which kept steps were computed again in place, to verify them."""
+    """The part of `blocked_s` in which earlier versions computed kept steps again in the training process; 0 today."""
     writer_s: Amount | None = None
     """Seconds that a thread beside training checked, hashed and wrote kept steps."""
     memory_mb: Amount | None = None
@@ -514,7 +571,7 @@ class PluginEntry(ResultsModel):
 class AttackEntry(PluginEntry):
     """The description of an attack."""
 
-    goal: Literal["text", "words", "labels"]
+    goal: Kind
     """What it recovers: whole sequences, a bag of words, or class counts."""
     threat_model: str
     """What the attacker sees and what it needs, in a sentence."""

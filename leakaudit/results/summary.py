@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from statistics import geometric_mean, median
+from collections.abc import Iterable, Mapping
+from statistics import geometric_mean, median, stdev
 
-from leakaudit.results.schema import Attempt, Measured, Missing, Score, Summary
+from leakaudit.results.schema import Attempt, Measured, Missing, Score, StepRecord, Summary
 
 
-def summarise(attempts: Iterable[Attempt]) -> tuple[Summary, ...]:
+def summarise(attempts: Iterable[Attempt], seeds: Mapping[str, int] | None = None) -> tuple[Summary, ...]:
     """Return one `Summary` per attack and defence, in order of first appearance.
 
     In a mean every sequence has the same weight, and in label accuracy every label. Attempts without a score count in
     `status_counts` only. An attempt that ran out of budget counts with its best guess so far.
+
+    Args:
+        attempts: of one audit.
+        seeds: step -> seed of the simulation that made it (`seeds_of`); None for no spread over seeds.
     """
     groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         groups.setdefault((attempt.attack, attempt.defense), []).append(attempt)
-    return tuple(_summarise_group(attack, defense, group) for (attack, defense), group in groups.items())
+    return tuple(_summarise_group(attack, defense, group, seeds or {}) for (attack, defense), group in groups.items())
 
 
-def _summarise_group(attack: str, defense: str, attempts: list[Attempt]) -> Summary:
-    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
+def seeds_of(steps: Iterable[StepRecord]) -> dict[str, int]:
+    """Return the seed of each step of a simulation with several seeds."""
+    return {step.id: step.seed for step in steps if step.seed is not None}
+
+
+def means_of_scores(attempts: Iterable[Attempt]) -> dict[str, float]:
+    """Return the mean of every metric that has one."""
+    scored = list(attempts)
     names = dict.fromkeys(name for attempt in scored for name in attempt.scores)
     means = {name: pooled(a.scores.get(name) for a in scored) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def spread_over_seeds(attempts: Iterable[Attempt], seeds: Mapping[str, int]) -> dict[str, float]:
+    """Return the sample standard deviation of every metric's means over the seeds.
+
+    A metric is absent if fewer than two seeds have a mean of it. Attempts on steps without a seed do not count.
+
+    Args:
+        attempts: of one attack under one defence.
+        seeds: step -> seed.
+    """
+    groups: dict[int, list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.step in seeds:
+            groups.setdefault(seeds[attempt.step], []).append(attempt)
+    by_seed = [means_of_scores(group) for group in groups.values()]
+    values = {name: [means[name] for means in by_seed if name in means] for means in by_seed for name in means}
+    return {name: stdev(found) for name, found in values.items() if len(found) > 1}
+
+
+def _summarise_group(attack: str, defense: str, attempts: list[Attempt], seeds: Mapping[str, int]) -> Summary:
+    scored = [a for a in attempts if any(isinstance(s, Score) for s in a.scores.values())]
     return Summary(
         attack=attack,
         defense=defense,
         steps=len(scored),
         sequences=sum(len(a.sequences) for a in scored),
-        scores={name: mean for name, mean in means.items() if mean is not None},
+        scores=means_of_scores(scored),
+        spread=spread_over_seeds(scored, seeds),
         texts_found=texts_found(scored),
         guess_perplexity=_geometric_mean([a.guess_perplexity for a in scored]),
         seconds_per_step=median(a.wall_s for a in scored) if scored else None,

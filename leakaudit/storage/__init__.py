@@ -4,12 +4,15 @@ It may import `client`, `models`, `config`, `results` and `files`.
 """
 
 __all__ = [
+    "attempt_deaths",
     "digests",
     "disk_use",
     "encryption",
+    "folder_owners",
     "frozen_weights",
     "held_rounds",
     "locks",
+    "manifest_seal",
     "parent_watch",
     "partial_steps",
     "participants",

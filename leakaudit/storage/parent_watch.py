@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from leakaudit.exit_codes import ExitCode
@@ -23,6 +26,12 @@ PARENT_VARIABLE = "LEAKAUDIT_PARENT_PID"
 KEY_VARIABLE = "LEAKAUDIT_KEY_ON_INPUT"
 """Environment variable; not empty if the first line of the worker's input is the private key of the run."""
 
+MODULES_VARIABLE = "LEAKAUDIT_SYS_PATH"
+"""Environment variable of a worker that a trainer started: the trainer's `sys.path` as JSON."""
+
+FACTORIES_VARIABLE = "LEAKAUDIT_MODEL_FACTORIES"
+"""Environment variable of a worker that a trainer started: the makers of models that the training vouched for, as JSON."""
+
 DETACH = "detach"
 """Line after which this process continues when its trainer has ended."""
 
@@ -31,6 +40,10 @@ ORPHANED = "orphaned"
 
 POLL_SECONDS = 0.5
 """Seconds between two checks of the parent. Our choice: the worker of a killed trainer ends after a few such checks."""
+
+LAST_RESULTS_SECONDS = 20.0
+"""Most seconds that this process may write results after the trainer ended. Our choice: an idle machine takes one or two, a busy one
+several times as long, and clusters wait 30 s until they kill the processes of a job."""
 
 LAST_WORDS_SECONDS = 0.5
 """Seconds to wait for the trainer's last line after it ended. Our choice: the line is already in the pipe."""
@@ -67,6 +80,18 @@ def yield_processor(process: int, trainer: int, nice: int) -> None:
 _watch: ParentWatch | None = None
 
 
+def find_trainers_modules() -> None:
+    """Let this side process find modules where its trainer does.
+
+    A model may be built by the user's own code. The trainer's folders come after the standard library, because one of them may hold a file
+    with the name of a standard module; `PYTHONPATH` comes before it, as in the trainer. Without a trainer nothing changes.
+    """
+    theirs = json.loads(os.environ.get(MODULES_VARIABLE, "[]"))
+    standard = {Path(os.__file__).parent, *(Path(entry) for entry in sys.path if entry.endswith("lib-dynload"))}
+    first = max((index for index, entry in enumerate(sys.path, start=1) if Path(entry) in standard), default=0)
+    sys.path[:] = dict.fromkeys([*sys.path[:first], *theirs, *sys.path[first:]])
+
+
 def keep_memory_private() -> None:
     """Prevent that a crash of this process writes its memory to a file.
 
@@ -89,6 +114,12 @@ def offer_memory() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
+def charge_nobody(spool: Path) -> None:
+    """Note in a spool that neither a snapshot nor an attempt ended its worker."""
+    with contextlib.suppress(OSError):
+        (spool / ORPHANED).touch(mode=0o600)
+
+
 def watch_parent() -> ParentWatch:
     """Return the watch on this process's trainer; the first call creates it.
 
@@ -108,6 +139,10 @@ class ParentWatch:
         self.parent = os.environ.get(PARENT_VARIABLE)
         self.spool: Path | None = None
         """Spool that gets the file `ORPHANED` when this process ends with the trainer; None before a spool is used."""
+        self.write_results: Callable[[], None] | None = None
+        """Writes the results of what is finished when this process ends with the trainer, while other threads still work; None where there
+        is nothing to write."""
+        self._leaving = threading.Lock()
         self._lines: list[str] = []
         self._heard = threading.Condition()
         self._detached = False
@@ -147,10 +182,15 @@ class ParentWatch:
         self._leave()
 
     def _leave(self) -> None:
-        if self._detached:
+        if self._detached or not self._leaving.acquire(blocking=False):
             return
         if self.spool is not None:
-            with contextlib.suppress(OSError):
-                (self.spool / ORPHANED).touch(mode=0o600)
+            charge_nobody(self.spool)
+        if self.write_results is not None:
+            yield_processor(0, os.getppid(), 0)  # no trainer needs the processor, and the time is short
+            # the first thread may be in a long computation, so it cannot be asked to stop
+            writer = threading.Thread(target=self.write_results, daemon=True)
+            writer.start()
+            writer.join(LAST_RESULTS_SECONDS)
         # no cleanup is needed: finished attempts are in the journal, and the snapshot stays for another worker
         os._exit(ExitCode.ORPHANED)

@@ -19,27 +19,28 @@ from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 
 
-def update_from_rows(
-    rows: Mapping[str, Tensor], name: str | None, weights: Mapping[str, Tensor], folder: Path
+def updates_from_rows(
+    index: Mapping[str, Tensor], values: Mapping[str, Tensor], weights: Mapping[str, Tensor], folder: Path
 ) -> dict[str, Tensor]:
-    """Return the update (V, D), float32, of a table of which some rows were kept.
+    """Return the updates (V, D), float32, of tables of which some rows were kept.
 
     Args:
-        rows: `index` (R,) and `values` (R, D); empty where nothing was kept in rows.
-        name: parameter name of the table.
-        weights: weights of the model, including the table.
+        index: parameter name -> positions of the rows (R,).
+        values: parameter name -> rows (R, D).
+        weights: weights of the model, including the tables.
         folder: folder of the snapshot, for messages.
 
     Raises:
-        SnapshotDamagedError: the rows do not fit the table.
+        SnapshotDamagedError: the rows do not fit their table.
+        NonFiniteUpdateError: a row holds NaN or infinity.
     """
-    if name is None or not rows:
-        return {}
-    index, values = _checked_rows(rows, name, weights, folder)
-    check_finite({name: values})
-    dense = torch.zeros(weights[name].shape)
-    dense[index] = values.float()
-    return {name: dense}
+    updates = {}
+    for name in index.keys() | values.keys():
+        places, rows = _checked_rows(index.get(name), values.get(name), name, weights, folder)
+        updates[name] = torch.zeros(weights[name].shape)
+        updates[name][places] = rows.float()
+    check_finite(updates)
+    return updates
 
 
 def weights_from_rows(
@@ -58,21 +59,21 @@ def weights_from_rows(
     """
     if name is None or not rows:
         return {}
-    index, values = _checked_rows(rows, name, weights, folder)
+    index, values = _checked_rows(rows.get("index"), rows.get("values"), name, weights, folder)
     table = weights[name].clone()
     table[index] = values.to(table.dtype)
     return {name: table}
 
 
 def _checked_rows(
-    rows: Mapping[str, Tensor], name: str, weights: Mapping[str, Tensor], folder: Path
+    index: Tensor | None, values: Tensor | None, name: str, weights: Mapping[str, Tensor], folder: Path
 ) -> tuple[Tensor, Tensor]:
     """Return indices and values of rows of a table.
 
     Raises:
         SnapshotDamagedError: the rows do not fit the table.
     """
-    index, values, table = rows.get("index"), rows.get("values"), weights.get(name)
+    table = weights.get(name)
     if index is not None and values is not None and table is not None:
         shaped = values.shape == (len(index), *table.shape[1:]) if index.dim() == 1 else False
         inside = not index.numel() or (int(index.min()) >= 0 and int(index.max()) < len(table))

@@ -1,8 +1,7 @@
 """Retention: how long snapshots are kept, and who may remove them.
 
-A snapshot holds the private batch, and an update from which the batch can be read. It is removed after its audit. If the
-configuration keeps it, it is removed when it is older than `retention_days`, unless it is on hold. The results are kept; they hold private
-text only as keyed hashes. The run's key is destroyed with its last snapshot, so that nobody can test texts against the hashes.
+A snapshot holds the private batch. It is removed after its audit, or, if the configuration keeps it, after `retention_days`, unless it is on
+hold. Results are kept: they hold private text only as keyed hashes, whose key is destroyed with the last snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from leakaudit.errors import LeakAuditError, SpoolError
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.storage.disk_use import size_of
-from leakaudit.storage.spool import STATES, Spool
+from leakaudit.storage.spool import STATES, TOKENIZER, Spool, forget_tokenizer
 from leakaudit.storage.spool_files import HOLD, MAX_JSON_BYTES, forget_salt
 
 PURGED = "purged.jsonl"
@@ -32,6 +31,11 @@ must not load torch."""
 
 CLOCK_SLACK = timedelta(days=1)
 """Largest difference by which a snapshot's time may be in the future; beyond it, the age is unknown. Clocks of machines differ."""
+
+
+LONGEST_PAUSE = timedelta(days=365)
+"""Longest time from the newest file of an audit to the date at which a run or worker removes snapshots for their age. Our choice: beyond it, a
+wrong clock is likelier than a pause."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,11 @@ class Item:
     """Why it must not be removed; empty if it may be removed."""
     why: str = ""
     """Why it is not audited; empty if it was audited, or if a trainer or a worker uses the spool."""
+    sealed: bool = True
+    """Whether its `snapshot.json` has a digest of itself."""
 
     def age(self, now: datetime) -> timedelta | None:
-        """Return the age, which is never negative; None if it is unknown.
-
-        It is also unknown if the clock was set far back after the snapshot was made.
-        """
+        """Return the age; None if it is unknown, or if it is far below zero."""
         if self.created is None or self.created > now + CLOCK_SLACK:
             return None
         return max(now - self.created, timedelta())
@@ -84,6 +87,7 @@ def _item(spool: Spool, path: Path) -> Item:
         encrypted_to=_words(manifest.get("encrypted_to")),
         held=_reason(path / HOLD) or _reason(spool.root / HOLD),
         why=spool.why(path),
+        sealed="digest" in manifest,
     )
 
 
@@ -251,14 +255,22 @@ def purge(
 def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
     """Remove snapshots older than their audit's `retention_days`.
 
-    It looks in this spool and in the spools of earlier runs beside it.
+    It looks in this spool and in the spools of earlier runs beside it. If the date is far beyond all files there, the clock may be wrong, and
+    nothing is removed.
 
     Yields:
-        One line for each spool from which a snapshot was removed.
+        One line for each spool from which a snapshot was removed, or a line that says why nothing is removed.
     """
     folder = spool.root.absolute().parent
     name = folder.name.partition(".")[0]
     beside = [path for path in folder.parent.glob(f"{name}*") if path == folder or _is_numbered(path.name, name)]
+    newest = _newest(beside)
+    if newest is not None and now > newest + LONGEST_PAUSE:
+        yield (
+            f"no old snapshot is removed: the clock says {now:%Y-%m-%d}, more than a year after the newest file here ({newest:%Y-%m-%d}); "
+            "set the clock, or remove them with `leakaudit snapshots purge`"
+        )
+        return
     for path in sorted(beside):
         try:
             other, audit = Spool.open(path / "spool")
@@ -269,6 +281,12 @@ def purge_old_runs(spool: Spool, *, now: datetime) -> Iterator[str]:
         if done.removed:
             key = "; the key of its hashes is destroyed" if done.key_destroyed else ""
             yield f"{path.name}: removed {counted(done.removed)} older than {limit.days} days{key}"
+
+
+def _newest(folders: Sequence[Path]) -> datetime | None:
+    """Return when the newest file of some audits was written."""
+    times = (_modified(path) for folder in folders for path in (*folder.glob("*"), *folder.glob("spool/*")))
+    return max(filter(None, times), default=None)
 
 
 def _is_numbered(name: str, stem: str) -> bool:
@@ -313,7 +331,7 @@ def _remove(spool: Spool, item: Item, why: str, now: datetime) -> None:
 
 
 def _destroy_key(spool: Spool) -> bool:
-    """Remove the key of the run's hashes and its salt from their files.
+    """Remove the key of the run's hashes with its salt, and the tokenizer.
 
     Nothing is removed while the spool has a snapshot or the audit is in progress.
 
@@ -322,6 +340,7 @@ def _destroy_key(spool: Spool) -> bool:
     """
     if spool.entries() or spool.under_way():
         return False
+    forget_tokenizer(spool)
     salted = forget_salt(spool.root)
     path = spool.root.parent / "state.json"
     try:
@@ -339,7 +358,7 @@ def _destroy_key(spool: Spool) -> bool:
 
 def check_folder(spool: Spool) -> Iterator[str]:
     """Yield the problems of the spool's own folder and files."""
-    tokenizer = spool.root / "tokenizer"
+    tokenizer = spool.root / TOKENIZER
     for path in (spool.root, *spool.root.glob("*.json"), tokenizer, *tokenizer.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
             if (mode := path.lstat().st_mode & 0o777) & 0o077 and not path.is_symlink():

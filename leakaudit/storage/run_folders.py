@@ -12,11 +12,12 @@ from typing import Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
+from leakaudit.storage.folder_owners import check_out_dir
 from leakaudit.storage.locks import folder_lock, is_folder_locked
 from leakaudit.storage.participants import anybody_left, lock_of, take_part
 from leakaudit.storage.rounds_file import read_rounds
 from leakaudit.storage.shared_weights import BASES
-from leakaudit.storage.spool import Spool, check_no_link
+from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals
 
 
@@ -40,7 +41,7 @@ def allocate_run_folder(
         The spool, whose configuration names the chosen folder, and the folder with the note about an earlier audit.
 
     Raises:
-        SpoolError: `wanted` is a link, or cannot be written.
+        SpoolError: `wanted` is a link, others own it or can write to it, or it cannot be written.
         ConfigError: a key for the encryption of snapshots cannot be used.
     """
     with folder_lock(wanted.parent):
@@ -61,11 +62,11 @@ def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command:
 
     Raises:
         RoundError: there is an audit of rounds, and this process cannot take part: its configuration differs, or it is complete.
-        SpoolError: `wanted` is a link, or cannot be written.
+        SpoolError: `wanted` is a link, others own it or can write to it, or it cannot be written.
         ConfigError: a key for the encryption of snapshots cannot be used.
     """
     with folder_lock(wanted.parent):
-        check_no_link(wanted)
+        check_out_dir(wanted)
         apart = ""
         if (audit := _open_rounds(wanted / "spool")) is not None:
             check_same_configuration(wanted, audit.config, config)
@@ -154,9 +155,9 @@ def archive_previous(wanted: Path) -> RunFolder:
     progress, or one that cannot be moved, keeps its folder. The new audit then gets `wanted-2`, `wanted-3`..., and the note says so.
 
     Raises:
-        SpoolError: `wanted` is a link.
+        SpoolError: `wanted` is a link, or others own it or can write to it.
     """
-    check_no_link(wanted)
+    check_out_dir(wanted)
     if not _holds_audit(wanted):
         with contextlib.suppress(OSError):  # `Spool.create` reports a folder that cannot be written
             (wanted / NOT_AUDITED).unlink(missing_ok=True)

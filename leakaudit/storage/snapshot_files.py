@@ -23,7 +23,7 @@ from torch import Tensor
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.files.private_files import create, write_all
 from leakaudit.files.strict_json import parse_json
-from leakaudit.storage.digests import TreeDigest
+from leakaudit.storage.digests import Digest
 from leakaudit.storage.encryption import SUFFIX, decrypt, encrypt
 from leakaudit.storage.safetensors_stream import MAX_HEADER_BYTES, TensorSink, TensorStream
 
@@ -36,7 +36,7 @@ class _HashedFile:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = create(path)
-        self._digest = TreeDigest()
+        self._digest = Digest()
 
     def write(self, data: Any) -> int:
         left = memoryview(data)
@@ -89,7 +89,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequenc
     return path.name, digest
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a new small file.
 
     Raises:
@@ -97,7 +97,7 @@ def write_text(path: Path, text: str) -> None:
     """
     out = _HashedFile(path)
     try:
-        out.write(text.encode())
+        out.write(content)
     finally:
         out.close(sync=True)
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from leakaudit.files.private_files import write_atomic
+from leakaudit.storage.attempt_deaths import AttemptDeaths
 from leakaudit.storage.parent_watch import ORPHANED
-from leakaudit.storage.spool_files import HOLD, REASON
-
-CRASHES = "deaths"
-"""File in a snapshot with the number of workers that crashed while they audited it."""
+from leakaudit.storage.spool_files import CRASHES, HOLD, REASON
 
 MAX_CRASHES = 2
-"""Number of worker crashes after which a snapshot is set aside. Our choice: the trainer starts a worker three times, so the last one
-can still audit the other snapshots."""
+"""Number of worker crashes outside of attempts after which a snapshot is set aside. Our choice: the trainer starts a worker three times,
+so the last one can still audit the other snapshots."""
 
 
 class SnapshotQueue:
@@ -28,12 +27,21 @@ class SnapshotQueue:
     def __init__(self, root: Path) -> None:
         """Remember the spool's folder; no file is read or written."""
         self._root = root
+        self.attempts = AttemptDeaths(root)
+        """The attempts during which workers died."""
 
-    def claim(self) -> Path | None:
-        """Claim and return the oldest waiting snapshot, or return None."""
-        for path in sorted(self._root.glob("*.ready"), key=lambda path: (len(path.name), path.name)):
-            if path.is_symlink() or not path.is_dir():
-                continue  # not a snapshot, which is a folder
+    def ready(self) -> list[Path]:
+        """Return the waiting snapshots, the oldest first."""
+        found = (path for path in self._root.glob("*.ready") if path.is_dir() and not path.is_symlink())
+        return sorted(found, key=lambda path: (len(path.name), path.name))
+
+    def claim(self, last: Callable[[Path], bool] | None = None) -> Path | None:
+        """Claim and return the oldest waiting snapshot, or return None.
+
+        Those for which `last` is true come after all others, and those over which a worker died at the very end: a second death costs the
+        snapshot, so the others are audited first.
+        """
+        for path in sorted(self.ready(), key=lambda path: ((path / CRASHES).exists(), last is not None and last(path))):
             claimed = path.with_suffix(".run")
             try:
                 path.rename(claimed)
@@ -78,18 +86,45 @@ class SnapshotQueue:
 
         The journal has the worker's finished attempts, so they are not repeated.
 
-        A snapshot on which `MAX_CRASHES` workers crashed is set aside. A worker that ended with its trainer does not count.
+        A crash during an attempt is charged to the attempt. A snapshot on which `MAX_CRASHES` workers crashed outside of attempts is set
+        aside. A worker that ended with its trainer does not count.
         """
         orphaned = (self._root / ORPHANED).exists()
+        charged = not orphaned and self.attempts.charge()
         for path in sorted(path for path in self._root.glob("*.run") if path.is_dir() and not path.is_symlink()):
-            crashes = 0 if orphaned else _count_crash(path / CRASHES)
+            crashes = 0 if orphaned or charged else _count_crash(path / CRASHES)
             path.rename(path.with_suffix(".bad" if crashes >= MAX_CRASHES else ".ready"))
+        self.attempts.clear()
         (self._root / ORPHANED).unlink(missing_ok=True)
 
     def poisonous(self) -> list[Path]:
         """Return the snapshots to set aside because workers crashed on them."""
         found = (path for path in self._root.glob("*.bad") if (path / CRASHES).exists())
         return sorted(path for path in found if not (path / REASON).exists())
+
+    def at_work_on(self) -> str:
+        """Return the claimed snapshot and the attempt on it; empty if none is claimed."""
+        claimed = next((path.stem for path in self.pending() if path.suffix == ".run"), "")
+        return ", ".join([f"snapshot {claimed}", *self.attempts.started()[1:]]) if claimed else ""
+
+    def set_aside_before(self) -> list[Path]:
+        """Return the snapshots that were set aside, in order."""
+        return sorted(path for path in self._root.glob("*.bad") if path.is_dir() and not path.is_symlink())
+
+    def retry(self, path: Path, forget: Callable[[], None]) -> None:
+        """Return a snapshot that was set aside to the queue.
+
+        Args:
+            path: the snapshot.
+            forget: removes from the results that the step is lost. If this process is killed before the snapshot is back in the queue, the
+                next worker records the loss again.
+        """
+        write_atomic(path / CRASHES, str(MAX_CRASHES))
+        (path / REASON).unlink(missing_ok=True)
+        forget()
+        ready = path.with_suffix(".ready")
+        path.rename(ready)
+        (ready / CRASHES).unlink(missing_ok=True)
 
     def pending(self) -> list[Path]:
         """Return the snapshots that are not audited yet, in order.

@@ -6,7 +6,7 @@ On disk a snapshot is a folder (0700) of three or four files (0600):
     sent.safetensors        <parameter> as it was sent, where something changed the update of a round after the training
     base.safetensors        weights/<parameter> that training does not change: one file, linked into every snapshot of a run
     truth.safetensors       <micro-batch>/inputs/<name>, rng/<device>, num_items, options/<name>, kept_back/<name>, pulls/<path>, again
-    snapshot.json           everything else, with the digests of these files
+    snapshot.json           everything else, with the digests of these files, and in its last line its own
 
 The names in `truth.safetensors` are those of schema 1.0; `leakaudit.storage.truth_tensors` says to which field each name belongs.
 """
@@ -38,14 +38,16 @@ from leakaudit.client.snapshot import (
     without_retired_keys,
 )
 from leakaudit.client.truth import Truth, reading_of
+from leakaudit.client.wire import before_on_wire, rounding_of
 from leakaudit.errors import SnapshotDamagedError, SnapshotError, SnapshotVersionError
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.storage.digests import digest_of
-from leakaudit.storage.partial_steps import build_first_blocks, update_from_rows, weights_from_rows
+from leakaudit.storage.manifest_seal import UNSEALED, sealed, unsealed
+from leakaudit.storage.partial_steps import build_first_blocks, updates_from_rows, weights_from_rows
 from leakaudit.storage.snapshot_content import MAX_MANIFEST_BYTES, check_manifest, check_size, check_truth, check_update
-from leakaudit.storage.snapshot_files import Base, link_base, read_tensors, stored_name, write_tensors, write_text
+from leakaudit.storage.snapshot_files import Base, link_base, read_tensors, stored_name, write_bytes, write_tensors
 from leakaudit.storage.truth_tensors import below, tensors_of, truth_of
 
 
@@ -58,7 +60,6 @@ def write_snapshot(
     manifest: Manifest,
     recipients: Sequence[str] = (),
     base: Base | None = None,
-    rows: tuple[Tensor, Tensor] | None = None,
     sketches: Mapping[str, Tensor] | None = None,
     weight_rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
@@ -66,13 +67,12 @@ def write_snapshot(
 
     Args:
         folder: folder of the snapshot, which must not exist; its parent must exist.
-        update: parameter name -> update.
+        update: parameter name -> update; a sparse one is stored as its rows.
         weights: every parameter and persistent buffer before the step, tied ones once; without those that are the same in `base`.
         truth: the batch, on the CPU.
         manifest: everything else; this function adds the digests.
         recipients: public keys to which the tensor files are encrypted; empty for no encryption.
         base: file of frozen weights that was written before, encrypted like the other files.
-        rows: indices (R,) and values (R, D) of the rows of `manifest.parts.rows` that are not zero.
         sketches: sketches of the whole update if `update` holds only parts of it.
         weight_rows: indices and values of the rows in which the weights of `manifest.parts.rows` differ from those in `base`.
 
@@ -84,7 +84,7 @@ def write_snapshot(
         raise SnapshotError(f"{folder.name}: a snapshot of that name exists already in {folder.parent}")
     private = tensors_of(truth)
     _check_batch(private, manifest, f"the batch of {folder.name}")
-    observed = _observed_tensors(update, weights, sketches or {}, rows, weight_rows)
+    observed = _observed_tensors(update, weights, sketches or {}, weight_rows)
     with _appearing(folder) as temporary:
         digests = dict(
             write_tensors(temporary / name, tensors, recipients)
@@ -93,7 +93,7 @@ def write_snapshot(
         if base is not None:
             digests[link_base(base, temporary)] = base.digest
         complete = manifest.model_copy(update={"digests": digests, "encrypted_to": tuple(recipients)})
-        write_text(temporary / MANIFEST, complete.model_dump_json(by_alias=True, indent=1))
+        write_bytes(temporary / MANIFEST, manifest_bytes(complete))
 
 
 def _check_batch(tensors: Mapping[str, Tensor], manifest: Manifest, where: str) -> None:
@@ -105,16 +105,19 @@ def _observed_tensors(
     update: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     sketches: Mapping[str, Tensor],
-    rows: tuple[Tensor, Tensor] | None,
     weight_rows: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
     """Return the tensors of the file `observed.safetensors`."""
-    named = {"update": update, "weights": weights, "sketch": sketches}
-    observed = {f"{part}/{name}": tensor for part, tensors in named.items() for name, tensor in tensors.items()}
-    for part, found in (("rows", rows), ("weight_rows", weight_rows)):
-        if found is not None:
-            observed |= {f"{part}/index": found[0], f"{part}/values": found[1]}
-    return observed
+    sparse = {name: tensor for name, tensor in update.items() if tensor.is_sparse}
+    named = {
+        "update": {name: tensor for name, tensor in update.items() if name not in sparse},
+        "row_index": {name: tensor.indices()[0] for name, tensor in sparse.items()},
+        "row_values": {name: tensor.values() for name, tensor in sparse.items()},
+        "weights": weights,
+        "weight_rows": {} if weight_rows is None else {"index": weight_rows[0], "values": weight_rows[1]},
+        "sketch": sketches,
+    }
+    return {f"{part}/{name}": tensor for part, tensors in named.items() for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -142,16 +145,25 @@ def _appearing(folder: Path) -> Iterator[Path]:
         raise
 
 
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the content of `snapshot.json`, with its digest in the last line."""
+    return sealed(manifest.model_dump_json(by_alias=True, indent=1).encode())
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read `snapshot.json` of a snapshot folder.
 
+    A file of an earlier version has no digest and is read without that check.
+
     Raises:
         SnapshotVersionError: a newer leakaudit wrote the file.
-        SnapshotDamagedError: the file is missing, is not JSON, or does not fit the schema.
+        SnapshotDamagedError: the file is missing, is not JSON, does not fit the schema, or was changed after it was written.
     """
     path = folder / MANIFEST
     try:
-        content = read_bounded(path, MAX_MANIFEST_BYTES)
+        found = read_bounded(path, MAX_MANIFEST_BYTES)
+        whole = unsealed(found)
+        content = found if whole is None else whole
         parsed = parse_json(content)
         schema = str(parsed["schema"])
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -162,6 +174,10 @@ def read_manifest(folder: Path) -> Manifest:
     if not schema.startswith("leakaudit.snapshot/1."):
         raise SnapshotVersionError(
             f"{path}: schema {ascii(schema[:60])[1:-1]}; this version reads leakaudit.snapshot/1.x. Upgrade leakaudit."
+        )
+    if whole is None and schema not in UNSEALED:
+        raise SnapshotDamagedError(
+            f"{path}: its digest is missing: truncated or changed; delete the folder and keep a new step"
         )
     try:
         earlier = without_retired_keys(parsed)
@@ -207,8 +223,8 @@ def read_snapshot(
         recipe=manifest.recipe,
         model_recipe=manifest.model,
         provenance=manifest.provenance,
-        checked=manifest.checked,
         sent=None if manifest.sent is None else _sent(manifest.sent, tensors[SENT], observation, folder),
+        sent_beside=0 if manifest.sent is None else manifest.sent.beside,
     )
 
 
@@ -220,12 +236,14 @@ def _sent(facts: SentUpdate, weights: Mapping[str, Tensor], produced: Observatio
             f"{folder / SENT}: {len(wrong)} of {len(weights)} sent weights are none of the round's"
         )
     check_update(weights, str(folder / SENT))
-    before = {n: parameter.detach() for n, parameter in produced.model.named_parameters() if n in weights}
+    model = {n: parameter.detach() for n, parameter in produced.model.named_parameters() if n in weights}
     if facts.differences:
-        before = {n: torch.zeros_like(weights[n]) for n in before}
+        before = {n: torch.zeros_like(w) for n, w in weights.items()}
+    else:
+        before = {n: before_on_wire(model[n], w) for n, w in weights.items()}
     update = weight_difference(before, weights, delta_divisor(produced.facts))
     check_finite(update)
-    return produced.sent_as(update, facts.defenses)
+    return produced.sent_as(update, rounding_of(weights, model, facts.defenses, differences=facts.differences))
 
 
 def _read_files(folder: Path, manifest: Manifest, identities: Sequence[str]) -> dict[str, dict[str, Tensor]]:
@@ -253,10 +271,10 @@ def _observation(
         name: tensor.float() for name, tensor in below("update/", observed).items()
     }  # exact, because the stored dtype is that of the computation
     weights = below("weights/", tensors[BASE]) | below("weights/", observed)
+    update |= updates_from_rows(below("row_index/", observed), below("row_values/", observed), weights, folder)
     if parts is None:
         model = build(manifest.model, weights)
     else:
-        update |= update_from_rows(below("rows/", observed), parts.rows, weights, folder)
         weights |= weights_from_rows(below("weight_rows/", observed), parts.rows, weights, folder)
         model = build_first_blocks(manifest.model, parts.blocks, weights)
     kept = set(manifest.facts.shared) - set(parts.not_kept if parts else ())

@@ -9,8 +9,11 @@ It is bounded and private. It stays consistent if trainer or worker are killed a
     000120.kept/     audited, kept because the configuration says so
     000120.bad/      set aside: damaged, newer schema, not finite, or workers crashed on it
     base/            weights that training does not change; each snapshot has a hard link to the file
-    audit.json       the audit's configuration; tokenizer/ beside it
+    audit.json       the audit's configuration
+    tokenizer/       the client's tokenizer, until the audit is over and no snapshot is left
     battery.json     the attempts that the worker makes on each snapshot
+    started.json     the attempt that the worker is making
+    attempt_deaths.json  attempts during which workers died, and how often
     finished.json    totals of the trainer, written when it has finished
     hold.json        no snapshot of the spool may be removed; inside a snapshot: this snapshot may not be removed
     rounds.json      counts of an audit of rounds
@@ -39,6 +42,7 @@ from leakaudit.errors import SpoolBusyError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
+from leakaudit.storage.folder_owners import check_ours, check_out_dir
 from leakaudit.storage.locks import create_locked, file_lock, is_locked
 from leakaudit.storage.participants import anybody_left
 from leakaudit.storage.rounds_file import totals_of_planned
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
 
 TRAINER_LOCK = "trainer.lock"
 WORKER_LOCK = "worker.lock"
+TOKENIZER = "tokenizer"
 
 STATES = {
     ".tmp": "being written",
@@ -100,7 +105,7 @@ class Spool:
         """Create a new spool for a trainer.
 
         Raises:
-            SpoolError: the folder cannot be written, is a link, belongs to somebody else, or is not empty.
+            SpoolError: the folder cannot be written or is not empty, it or the one around it is a link or belongs to others.
             ConfigError: snapshots should be encrypted, but a key is invalid or the extra is not installed.
         """
         spool = cls(root)
@@ -108,13 +113,13 @@ class Spool:
         if config.encrypt_to:
             left_to_others = config.schedule == "deferred" and config.at_end == "leave"
             spool.keys = EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others)
-        check_no_link(root.parent)
+        check_out_dir(root.parent)
         try:
             _make_folder(root)
             spool._hold_trainer_lock()
             write_atomic(root / ".gitignore", "*\n")
-            tokenizer.save_pretrained(root / "tokenizer")
-            keep_private(root / "tokenizer")
+            tokenizer.save_pretrained(root / TOKENIZER)
+            keep_private(root / TOKENIZER)
             write_audit_file(root, _audit_file(config, command))
         except OSError as error:
             raise SpoolError(
@@ -153,7 +158,7 @@ class Spool:
         spool = cls(root, bases)
         if not (root / AUDIT_FILE).is_file():
             raise SpoolError(f"{root}: is no spool (no audit.json); give the `spool` folder inside the audit's out_dir")
-        _check_ours(root)
+        check_ours(root)
         audit = read_audit_file(root)
         spool.config = audit.config
         return spool, audit
@@ -271,12 +276,11 @@ class Spool:
         return not self.trainer_gone(audit) and (self.totals() is None or self.waiting() > 0)
 
     def abandoned(self) -> str:
-        """Return the name of a snapshot that a crashed worker had claimed, or "".
+        """Return the snapshot that a crashed worker had claimed, and its attempt, or "".
 
         A worker that was not killed returns its claimed snapshot before it ends.
         """
-        claimed = sorted(path.name for path in self.entries() if path.suffix == ".run")
-        return claimed[0] if claimed and not self.attended() else ""
+        return "" if self.attended() else self.queue.at_work_on()
 
     def why(self, snapshot: Path) -> str:
         """Return why a snapshot is not audited, as a clause.
@@ -333,18 +337,12 @@ class Spool:
 def _make_folder(root: Path) -> None:
     root.parent.parent.mkdir(parents=True, exist_ok=True)
     root.parent.mkdir(mode=0o700, exist_ok=True)  # with `parents=True`, others could read the audit's folder
+    check_out_dir(root.parent)  # again: somebody else may have made it in between
     root.mkdir(mode=0o700, exist_ok=True)
-    _check_ours(root)
+    check_ours(root)
     if any(root.iterdir()):
         raise SpoolError(f"{root}: is not empty; give another `out_dir`, or remove what an earlier run left")
     root.chmod(0o700)
-
-
-def _check_ours(root: Path) -> None:
-    check_no_link(root)
-    owner = root.stat().st_uid
-    if hasattr(os, "getuid") and owner != os.getuid():
-        raise SpoolError(f"{root}: belongs to user {owner}, not to you; give a folder of your own")
 
 
 def _remove_half_written(folder: Path) -> None:
@@ -356,6 +354,18 @@ def _remove_half_written(folder: Path) -> None:
         for path in folder.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def forget_tokenizer(spool: Spool) -> None:
+    """Remove the tokenizer once the audit is over and no snapshot is left.
+
+    Tokens that the user added may be private words.
+    """
+    with contextlib.suppress(SpoolError, OSError):
+        _, audit = Spool.open(spool.root)
+        killed = audit.config.unit == "step" and spool.trainer_gone(audit)
+        if (killed or spool.totals() is not None) and not spool.entries():
+            shutil.rmtree(spool.root / TOKENIZER, ignore_errors=True)
 
 
 def _audit_file(config: AuditConfig, command: str) -> AuditFile:
@@ -373,13 +383,3 @@ def keep_private(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def check_no_link(folder: Path) -> None:
-    """Refuse a folder that is a symbolic link.
-
-    Raises:
-        SpoolError: the folder is a symbolic link.
-    """
-    if folder.is_symlink():
-        raise SpoolError(f"{folder}: is a link; snapshots hold private text and are not written through links")

@@ -25,6 +25,9 @@ HOLD = "hold.json"
 HELD = ".held"
 """Suffix of the folder of a round until somebody says what was sent of it."""
 
+CRASHES = "deaths"
+"""File in a snapshot with the number of workers that crashed while they read it, or between two attempts on it."""
+
 REASON = "reason.json"
 """File in a snapshot that was set aside, with the reason."""
 

@@ -30,12 +30,12 @@ def section(redacted: RedactedResult) -> Section:
 
 def _unfinished(results: Results) -> list[dict[str, str]]:
     """Return the attacks that did not run to their end, with the reason."""
-    words = {AttemptStatus.ERROR: "crashed", AttemptStatus.SKIPPED: "skipped"}
+    words = {AttemptStatus.ERROR: "crashed"}
     states: Counter[tuple[str, str, str]] = Counter()
     for attempt in results.attempts:
         if not attempt.finished:
             where = "" if attempt.defense == OBSERVED else f" under {attempt.defense}"
-            word = words.get(attempt.status, "not applicable")
+            word = words.get(attempt.status, attempt.status.value.replace("_", " "))
             states[f"attack {attempt.attack}{where}", word, attempt.reason] += 1
     return [
         {"what": what, "why": f"{word} in {counted(n, 'attempt')}" + (f": {reason}" if reason else "")}

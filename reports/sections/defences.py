@@ -26,15 +26,25 @@ def section(redacted: RedactedResult) -> Section | None:
     if rule is None or (not verdict.alternatives and shipped == OBSERVED):
         return None
     figures = dict.fromkeys([OBSERVED, shipped, *(a.defense for a in verdict.alternatives)])
-    found = {defense: outcomes(results, defense, rule.subject, rule.attacks) for defense in figures}
+    found = {
+        defense: outcomes(
+            results,
+            defense,
+            rule.subject,
+            rule.scope,
+            frozenset(rule.trusted),
+            min_tokens=rule.min_tokens,
+            confidence=rule.confidence,
+            max_unjudged=rule.max_unjudged,
+        )
+        for defense in figures
+    }
     rows, bars = [], []
     for defense, seen in found.items():
         k, n, late = seen.leaked, seen.finished, seen.open
-        lower, upper = (
-            stats.lower_bound(k, n + late),
-            stats.upper_bound(k, n),
-        )  # an unfinished step may be of either kind
+        lower, upper = seen.lower, seen.upper
         note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
+        note += f", {seen.unjudged} not judged" if seen.unjudged else ""
         rows.append(
             {
                 "name": shown_name(results, defense),
@@ -45,7 +55,7 @@ def section(redacted: RedactedResult) -> Section | None:
             }
         )
         if n + late > 1:
-            state = _bar_state(k, n, late)
+            state = _bar_state(k, n, late + seen.unjudged)
             bars.append(RateBar(plain(shown_name(results, defense)), k / (n + late), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""

@@ -27,6 +27,7 @@ from leakaudit.results.schema import Attempt, Score, TextMode
 MOST_STEPS = 24
 """Most steps whose class counts are shown."""
 
+UNKNOWN = "An attack to which the batch size is unknown is judged by the share of each class."
 LEADS = {
     TextMode.HASH: "How many examples each class had is private; a report in text mode full shows it.",
     TextMode.MASKED: "How many examples each class had is private; a report in text mode full shows it.",
@@ -57,9 +58,9 @@ def section(redacted: RedactedResult) -> Section | None:
         "labels",
         "Labels",
         {
-            "rows": _rates(attempts, bounding, metrics),
+            "rows": _rates(attempts, bounding, metrics, {view.attack for view in views if not view.size_known}),
             "head": [catalogue.metric_label(name) for name in metrics],
-            "lead": f"How well attacks recovered the number of examples of each class. {LEADS[redacted.mode]}",
+            "lead": f"How well attacks recovered the number of examples of each class. {UNKNOWN} {LEADS[redacted.mode]}",
             "chart": _chart(verified, steps, catalogue.metric_label("label_accuracy")),
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
             "attacks": list(dict.fromkeys(a.attack for a in verified)),
@@ -69,7 +70,9 @@ def section(redacted: RedactedResult) -> Section | None:
     )
 
 
-def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
+def _rates(
+    attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Sequence[str], unsized: AbstractSet[str]
+) -> list[dict[str, Any]]:
     """Return one row per attack: exact label counts and means, with bounds.
 
     A mean has bounds if there are enough steps.
@@ -82,12 +85,15 @@ def _rates(attempts: Sequence[Attempt], bounding: AbstractSet[str], metrics: Seq
         mine = [a for a in attempts if a.attack == attack and a.step in bounding]
         others = sum(a.attack == attack and a.step not in bounding for a in attempts)
         exact = sum("label_counts" in a.events for a in mine)
+        whole = ": every label, batch size unknown" if exact else ", batch size unknown"
         low, high = stats.lower_bound(exact, len(mine)), stats.upper_bound(exact, len(mine))
         rows.append(
             {
                 "attack": attack,
                 "granted": ", ".join(sorted({name for a in mine for name in a.granted})) or "nothing",
-                "exact": f"{exact} of {len(mine)}" + (f" and {others} unverifiable" if others else ""),
+                "exact": f"{exact} of {len(mine)}"
+                + (whole if attack in unsized else "")
+                + (f" and {others} unverifiable" if others else ""),
                 "bounds": f"{percent(low)} to {percent(high)}",
                 "means": [_mean([a.scores.get(name) for a in mine]) for name in metrics],
             }

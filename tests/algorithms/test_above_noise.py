@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from torch import Tensor
 
 from leakaudit.algorithms.above_noise import (
     WIDEST,
+    against_above_noise,
     energy_cut,
     heavy_tailed,
+    measured_cut,
+    measured_projection_cut,
     projection_cut,
     rows_above_noise,
     standing_out,
@@ -88,6 +93,81 @@ def test_beside_rows_that_stand_out_one_false_row_a_table_is_named(heavy: bool) 
         assert int(named[:8].sum()) >= 7
         wrong += int(named[8:].sum())
     assert wrong <= binom.isf(1e-4, 100 * 992, 1 / 1000)
+
+
+def _quantized(noise: Tensor, bits: int) -> Tensor:
+    """Return the noise on 2^bits - 1 levels, rounded up or down at random."""
+    rng, steps, largest = torch.Generator().manual_seed(1), 2 ** (bits - 1) - 1, float(noise.abs().max())
+    levels: Tensor = (noise / largest * steps + torch.rand(noise.shape, generator=rng)).floor() * (largest / steps)
+    return levels
+
+
+def _rarely_sent(noise: Tensor, bits: int) -> Tensor:
+    """Return the noise with all but one entry in 4^bits set to zero, at random."""
+    return noise * (torch.rand(noise.shape, generator=torch.Generator().manual_seed(1)) < 4.0**-bits)
+
+
+@pytest.mark.parametrize("changed", [_quantized, _rarely_sent])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("heavy", [True, False])
+def test_noise_that_was_changed_afterwards_names_nothing_in_99_tables_of_100(
+    heavy: bool, bits: int, changed: Callable[[Tensor, int], Tensor]
+) -> None:
+    """The declared size is that of the noise before the change.
+
+    Quantisation makes it larger.
+    """
+    draws = 50
+    named = sum(
+        bool(rows_above_noise(changed(_noise(heavy, 3000, 128, seed=seed), bits), 1.0, 1.0)[0].any())
+        for seed in range(draws)
+    )
+    assert named <= binom.isf(1e-4, draws, 0.01)
+
+
+def test_the_measured_quantile_is_that_of_a_binomial_count() -> None:
+    """Signs with one entry in ten sent: the energy of a row counts the entries."""
+    rng = torch.Generator().manual_seed(0)
+    rows = (torch.rand(20_000, 100, generator=rng) < 0.1).float()
+    rows[:50] = 3.0
+    for tail in (0.015, 1e-4, 1e-6):
+        assert measured_cut(rows)(tail) == pytest.approx(binom.isf(tail, 100, 0.1), abs=0.6)
+
+
+@pytest.mark.parametrize("changed", [_quantized, _rarely_sent])
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("heavy", [True, False])
+def test_no_row_of_changed_noise_points_backwards_by_more_than_chance(
+    heavy: bool, bits: int, changed: Callable[[Tensor, int], Tensor]
+) -> None:
+    """A few entries of features are large, so that the sum is far from normal."""
+    direction = torch.randn(128, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    direction[:3] *= 10
+    draws, named = 12, 0
+    for seed in range(draws):
+        rows = changed(_noise(heavy, 3000, 128, seed=seed), bits).double()
+        named += bool(against_above_noise(rows @ direction, rows, direction, 1.0, 1.0).any())
+    assert named <= binom.isf(1e-4, draws, 0.01)
+
+
+@pytest.mark.parametrize("tail", [1e-2, 1e-4, 1e-6])
+def test_the_measured_quantile_of_a_projection_is_that_of_normal_noise_and_of_signs(tail: float) -> None:
+    """Both are known: a normal variable, and a binomial count for a direction of ones."""
+    rows = _noise(False, 20_000, 100).double()
+    direction = torch.linspace(0.5, 2.0, 100, dtype=torch.float64)
+    expected = float(norm.isf(tail)) * float(direction.norm())
+    assert measured_projection_cut(rows, direction)(tail) == pytest.approx(expected, rel=0.03)
+    signs = measured_projection_cut(rows.sign(), torch.ones(100, dtype=torch.float64))
+    assert signs(tail) == pytest.approx(2 * binom.isf(tail, 100, 0.5) - 100, abs=2)
+
+
+def test_words_stand_out_of_quantised_noise() -> None:
+    """The quantile that the rows themselves show is no larger than it must be."""
+    rows = _noise(False, 3000, 128)
+    rows[:20] *= 3
+    named, _ = rows_above_noise(_quantized(rows, 2), 1.0, 1.0)
+    assert int(named[:20].sum()) >= 18
+    assert int(named[20:].sum()) <= 4
 
 
 def test_one_extreme_value_counts_alone_and_a_few_near_the_bound_do_not() -> None:

@@ -123,6 +123,14 @@ def test_a_wide_beam_finds_the_likeliest_text(groups: int) -> None:
     assert {one.token_ids for one in found} == set(allowed)
 
 
+def test_each_repeat_of_a_pair_costs_the_same() -> None:
+    """Five equal tokens are four equal pairs, of which three are repeats."""
+    rules = Rules((10,), (10,), frozenset(), length=5, width=1, penalty=2.0)
+    model = memorised.language_model()
+    (found,) = beam_search(CachedModel(model, ()), rules, Budget(60))
+    assert found.score == pytest.approx(_log_probability(model, (10,) * 5) - 3 * 2.0, abs=1e-3)
+
+
 def test_known_counts_bound_how_often_a_token_comes() -> None:
     """Also without any penalty on n-grams."""
     rules = Rules((10, 20), (10,), frozenset(), length=4, width=8, gram=0, most={10: 1})

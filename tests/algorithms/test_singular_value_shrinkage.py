@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.algorithms.matching.singular_value_shrinkage import denoised
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from tests.support import tiny
@@ -58,6 +58,6 @@ def test_without_its_noise_the_true_words_explain_an_update_better() -> None:
     The noise is three tenths of the update's mean entry.
     """
     seen, ids = tiny.defended(GaussianNoise(scale=0.3), "the cat sat on the mat")
-    aware, unaware = (Matcher(seen, (len(ids),), Objective("cosine"), aware=aware) for aware in (True, False))
+    aware, unaware = (Matcher(seen, (len(ids),), Objective("cosine"), Matching(aware=aware)) for aware in (True, False))
     one, other = (matcher.token_losses([[ids]], torch.zeros(1, 2))[0] for matcher in (aware, unaware))
     assert one < 0.5 * other

@@ -234,7 +234,7 @@ def test_behind_dropout_a_language_models_last_token_is_guessed_and_not_proved()
     step = _trained(_step(_decoder("GPT2", **DROPOUT), TEXTS[2:3], training=True))
     guess = _attack(step.observe())
     assert _recovered(guess) == Counter(step.truth.sequences())
-    assert all(not sequence.proved and sequence.confidence < 1.0 for sequence in guess.sequences or ())
+    assert all(not sequence.proved and sequence.own_score < 1.0 for sequence in guess.sequences or ())
 
 
 def test_masked_vectors_before_the_normalisation_lie_in_the_widened_space() -> None:

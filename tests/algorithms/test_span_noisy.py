@@ -184,14 +184,14 @@ def test_a_sentence_with_little_noise_comes_back_with_confidence_and_without_pro
     assert guess.sequences is not None
     (found,) = guess.sequences
     assert found.token_ids == step.truth.sequences()[0]
-    assert found.confidence > 0.8 and not found.proved
+    assert found.own_score > 0.8 and not found.proved
 
 
 def test_noise_that_hides_everything_leaves_little_confidence() -> None:
     """A hundred times the signal."""
     guess = _read(_step(), "gaussian-noise", scale=100.0)
     assert guess.sequences is not None
-    assert all(sequence.confidence < 0.5 for sequence in guess.sequences)
+    assert all(sequence.own_score < 0.5 for sequence in guess.sequences)
 
 
 def test_an_observation_is_left_as_it_was() -> None:

@@ -107,7 +107,7 @@ def test_the_second_block_refuses_sequences_mixed_from_true_pairs(kind: str) -> 
     step = _step(_model(kind))
     problem = _problem(step.observe())
     inside = _inside(problem)
-    reach = span_reach(problem, inside, FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    reach = replace(span_reach(problem, inside, FARTHEST_INSIDE), last=frozenset(range(len(tiny.VOCABULARY))))
     one, other = step.truth.sequences()
     mixed = (*one[:4], *other[4:])
     assert all(reach.tokens(mixed)) and reach.passes(mixed) is False
@@ -119,7 +119,7 @@ def test_without_a_second_block_the_first_ones_span_decides(kind: str, layers: i
     """It is frozen or does not exist: the mixed sequence passes, as in the attack."""
     step = _step(_model(kind, layers), frozen=frozen)
     problem = _problem(step.observe())
-    reach = span_reach(problem, _inside(problem), FARTHEST_INSIDE, last=frozenset(range(len(tiny.VOCABULARY))))
+    reach = replace(span_reach(problem, _inside(problem), FARTHEST_INSIDE), last=frozenset(range(len(tiny.VOCABULARY))))
     one, other = step.truth.sequences()
     assert reach.passes((*one[:4], *other[4:])) is True
     assert reach.passes((*one[:3], tiny.VOCABULARY["fish"], *one[4:])) is False
@@ -157,7 +157,7 @@ def test_the_last_token_of_a_language_model_is_in_reach_by_other_evidence_only()
     blind = span_reach(problem, _inside(problem), FARTHEST_INSIDE)
     assert blind.tokens(ids) == tuple(place < len(ids) - 1 for place in range(len(ids)))
     assert blind.passes(ids) is False
-    told = span_reach(problem, _inside(problem), FARTHEST_INSIDE, last=frozenset({ids[-1]}))
+    told = replace(span_reach(problem, _inside(problem), FARTHEST_INSIDE), last=frozenset({ids[-1]}))
     assert all(told.tokens(ids)) and told.passes(ids) is True
 
 

@@ -18,7 +18,7 @@ from leakaudit.algorithms.matching.dropout_distance import distances_by_dropout
 from leakaudit.algorithms.matching.dropout_masks import Drop, MaskLayout, dropping, masked_by
 from leakaudit.algorithms.matching.hybrid_search import Beams, search_apart
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.attacks.grab import PRESETS, Grab
 from leakaudit.client.facts import DeclaredDefense, Granted
 from leakaudit.client.observation import Observation
@@ -123,7 +123,9 @@ def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_me
     """If they are known, the true words have less than half of the distance."""
     seen = _seen()
     lengths = seen.facts.granted.lengths or ()
-    matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1, mask_places="opening")
+    matcher = Matcher(
+        seen, lengths, Objective("cosine"), Matching(dropout=True, mask_weight=0.1, mask_places="opening")
+    )
     dummy = matcher.candidates.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(100, 1e-9, mask_step=0.05)
     run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
@@ -137,7 +139,7 @@ def test_masks_of_opening_tokens_are_learned_and_those_of_words_stay_at_their_me
     learned, mean = (matcher.token_losses(_batches([TEXT]), torch.zeros(1, 2), one)[0] for one in masks)
     assert learned < 0.5 * mean
     assert float(matcher.masks.penalty(dummy.masks)) == pytest.approx(0.0, abs=1e-9)
-    everything = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_weight=0.1)
+    everything = Matcher(seen, lengths, Objective("cosine"), Matching(dropout=True, mask_weight=0.1))
     drawn = matcher.masks.drawn(1, tiny.generator())
     for one in (matcher, everything):  # masks as they are drawn cost the weight, however many are learned
         assert float(one.masks.penalty(drawn)) == pytest.approx(0.1, rel=0.2)
@@ -152,7 +154,7 @@ def test_where_nothing_stands_before_a_text_all_masks_are_learned() -> None:
     step = tiny.client_step(model, tiny.gpt2_tokenizer(), [TEXT], [0])
     lengths = tuple(map(len, step.truth.sequences()))
     seen = step.observe().granting(Granted(labels=(0,), lengths=lengths))
-    matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places="opening")
+    matcher = Matcher(seen, lengths, Objective("cosine"), Matching(dropout=True, mask_places="opening"))
     assert matcher.gradients.masks is not None and bool(matcher.masks.learned.all())
 
 
@@ -160,7 +162,7 @@ def test_masks_at_their_mean_are_no_dropout() -> None:
     """So a search that learns nothing about them is the one without."""
     seen = _seen(TWO)
     lengths = seen.facts.granted.lengths or ()
-    with_masks, without = (Matcher(seen, lengths, Objective(), dropout=dropout) for dropout in (True, False))
+    with_masks, without = (Matcher(seen, lengths, Objective(), Matching(dropout=dropout)) for dropout in (True, False))
     dummy = with_masks.candidates.random(2, tiny.generator())
     assert dummy.masks.shape[1] > 1000 and without.candidates.random(2, tiny.generator()).masks.shape == (2, 0)
     torch.testing.assert_close(
@@ -173,7 +175,7 @@ def test_the_derivative_by_masks_is_its_finite_difference() -> None:
     seen = _seen(TWO)
     seen.model.double()
     seen = dataclasses.replace(seen, update={name: update.double() for name, update in seen.update.items()})
-    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
+    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), Matching(dropout=True))
     dummy = matcher.candidates.random(3, tiny.generator())
     dummy = type(dummy)(*(part.double() for part in dummy))
     dummy = dummy._replace(masks=torch.rand(dummy.masks.shape, generator=tiny.generator(1), dtype=torch.float64))
@@ -192,7 +194,7 @@ def test_learning_recovers_a_known_mask() -> None:
     handle = dropout.register_forward_hook(lambda _, given, made: kept.append((made != 0).float()))
     seen = _seen(model=model)
     handle.remove()
-    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), dropout=True)
+    matcher = Matcher(seen, seen.facts.granted.lengths or (), Objective("cosine"), Matching(dropout=True))
     dummy = matcher.candidates.of_tokens(_batches([TEXT]), torch.zeros(1, 1, 2))
     still = Descent(400, 1e-9, linear=True, mask_step=0.2)
     run = Run(matcher, still, dummy, tiny.generator(), optimise_labels=False)
@@ -308,7 +310,7 @@ def test_what_dropout_explains_is_the_distance_of_masks_that_are_not_learned() -
     assert distances_by_dropout(without, [ids], still, without.masks.full(1)[0], 3, tiny.generator()) == []
     found = {}
     for places in ("all", "opening"):
-        matcher = Matcher(seen, lengths, Objective("cosine"), dropout=True, mask_places=places)
+        matcher = Matcher(seen, lengths, Objective("cosine"), Matching(dropout=True, mask_places=places))
         found[places] = distances_by_dropout(matcher, [ids], still, matcher.masks.full(1)[0], 3, tiny.generator())
     assert max(found["all"]) < 1e-4
     assert len(found["opening"]) == 3 and min(found["opening"]) > 0.01 and max(found["opening"]) < 1.0
@@ -318,7 +320,10 @@ def test_an_attack_that_is_not_aware_takes_no_notice_of_a_declared_defence() -> 
     """The paper's ablation: zeros of a pruned update count as zeros."""
     step = tiny.client_step(_model(), tiny.bert_tokenizer(), [TEXT], [1], training=True, frozen=TABLES)
     pruned = Prune(share=0.5)(step, step.observe(), tiny.generator()).granting(Granted(labels=(1,), lengths=(7,)))
-    assert [Matcher(pruned, (7,), Objective(), aware=aware).objective.masked for aware in (True, False)] == [
+    assert [
+        Matcher(pruned, (7,), Objective(), Matching(aware=aware, fill=False)).objective.masked
+        for aware in (True, False)
+    ] == [
         True,
         False,
     ]
@@ -349,6 +354,8 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("verdict_steps", "not in the paper", 0),
     ("fill", "Sec. 5.5.2: entries are zeroed out", False),
     ("whitened", "not in the paper", False),
+    ("start_norm", "Algorithm 1: the start is as drawn", 0.0),
+    ("lowest_id", "Algorithm 2: the nearest of all tokens", 0),
     ("relative", "Sec. 5.1: lambda is absolute", False),
     ("start_scale", "Sec. 4.2: initialised as in LAMP, N(0, I)", 1.0),
     ("apart", "Algorithm 3, lines 3 to 7", True),
@@ -364,6 +371,18 @@ PRINTED: list[tuple[str, str, Any]] = [
 def test_the_paper_preset_holds_the_papers_constants(knob: str, place: str, value: Any) -> None:
     """GRAB, Sec. 5.1; what departs from it all the same is in the docstring."""
     assert getattr(Grab(preset="paper").settings(), knob) == value, place
+
+
+def test_the_released_preset_starts_with_rows_as_long_as_words() -> None:
+    """The published code scales every sample to the word table's mean norm.
+
+    All else is as printed.
+    """
+    assert Grab(preset="released").settings() == dataclasses.replace(PRESETS["paper"], start_scale=0.0)
+    seen = tiny.observe([TEXT], [1])
+    matcher = Matcher(seen, (7,), Objective(), Matching(start_scale=0.0))
+    rows = matcher.candidates.random(200, tiny.generator()).embeddings.norm(dim=3)
+    assert float(rows.square().mean().sqrt()) == pytest.approx(float(matcher.table.norm(dim=1).mean()), rel=0.02)
 
 
 def test_every_knob_of_a_preset_is_in_the_papers_table() -> None:
@@ -395,7 +414,7 @@ def test_norms_are_matched_under_declared_noise_where_the_paper_does(
     """Sec. 5.5.1; the noise is asked for, not a defence's name."""
     seen = _noisy()
     assert seen.noise_sigma > 0
-    matcher = Matcher(seen, (7,), Objective("l2"), aware=aware, noise_rescales=rescales)
+    matcher = Matcher(seen, (7,), Objective("l2"), Matching(aware=aware, noise_rescales=rescales))
     assert matcher.objective.match_norm is matched
 
 
@@ -403,7 +422,8 @@ def test_noise_stays_in_the_update_without_denoising() -> None:
     """The paper knows of the noise and takes none of it out."""
     seen = _noisy()
     found = {
-        denoise: Matcher(seen, (7,), Objective("l2"), denoise=denoise).objective.sigma for denoise in (True, False)
+        denoise: Matcher(seen, (7,), Objective("l2"), Matching(denoise=denoise)).objective.sigma
+        for denoise in (True, False)
     }
     assert found == {True: seen.noise_sigma, False: 0.0}
 

@@ -9,9 +9,11 @@ import pytest
 
 from leakaudit.algorithms.matching.lamp import PRESETS
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
+from leakaudit.attacks.dlg import Dlg
 from leakaudit.attacks.lamp_cos import LampCos
 from leakaudit.attacks.lamp_l1l2 import LampL1L2
+from leakaudit.attacks.tag import Tag
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
 from leakaudit.defenses.gaussian_noise import GaussianNoise
@@ -119,6 +121,9 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("relative", "App. D: lambda is absolute", False),
     ("start_scale", "Algorithm 1, line 1: N(0, I); Sec. 5: a standard Gaussian", 1.0),
     ("prior", "Sec. 4.3: a language model such as GPT-2; ours stands in", "ngram"),
+    ("start_norm", "Sec. 4.2: the regulariser pulls to the mean row of the word embedding", 0.0),
+    ("orders_after", "Algorithm 1, line 3: from the first iteration on", 0.0),
+    ("lowest_id", "Algorithm 1, line 20: the nearest of all tokens", 0),
     ("squared", "Sec. 4.2: the L2 norm in L_tag", False),
     ("words", "Algorithm 1, line 20: the nearest token", 0),
     ("restarts", "Algorithm 1, line 2: one start", 1),
@@ -135,6 +140,14 @@ WEIGHTS: list[tuple[Any, str, str, float]] = [
     (LampCos, "prior_weight", "App. D: alpha_lm", 0.2),
     (LampL1L2, "length_weight", "App. D: alpha_reg", 25.0),
     (LampL1L2, "prior_weight", "App. D: alpha_lm", 60.0),
+]
+
+RELEASED: list[tuple[str, str, Any]] = [
+    ("start_norm", "args_factory.py: --init_size; init.py rescales rows, attack.py regularises to it", 1.4),
+    ("squared", "utilities.py: square().sum() in the losses dlg and tag", True),
+    ("keep", "attack.py: the x of the lowest total loss of all steps, which has no prior", "best-step"),
+    ("orders_after", "args_factory.py: --swap_burnin", 0.1),
+    ("lowest_id", "attack.py: ids 1 to 99 and 104 to 998 are never decoded", 999),
 ]
 
 LARGE: list[tuple[str, str, Any]] = [
@@ -157,8 +170,53 @@ def test_the_paper_preset_holds_the_papers_constants(kind: Any, knob: str, place
 @pytest.mark.parametrize(("kind", "knob", "place", "value"), WEIGHTS)
 def test_each_variant_has_the_papers_weights(kind: Any, knob: str, place: str, value: float) -> None:
     """For BERT-base and BERT-large alike."""
-    for preset in ("paper", "large"):
+    for preset in ("paper", "released", "large"):
         assert getattr(kind(preset=preset).settings(), knob) == value, place
+
+
+@pytest.mark.parametrize(("knob", "place", "value"), RELEASED)
+def test_the_released_preset_holds_the_constants_of_the_published_code(knob: str, place: str, value: Any) -> None:
+    """What is not in this table is as printed.
+
+    lamp_cos.sh and lamp_l1l2.sh give the same numbers.
+    """
+    assert getattr(LampCos(preset="released").settings(), knob) == value, place
+    same = {name: getattr(PRESETS["paper"], name) for name, _, _ in RELEASED}
+    assert dataclasses.replace(PRESETS["released"], **same) == PRESETS["paper"]
+
+
+@pytest.mark.parametrize(("after", "rounds"), [(0.0, 3), (0.5, 2), (0.7, 1), (1.0, 1)])
+def test_orders_are_tried_after_the_share_of_steps_that_is_asked_for(after: float, rounds: int) -> None:
+    """Of the rounds after 3, 6 and 9 of 9 steps, the later ones are left."""
+    attack = LampCos(
+        steps=9,
+        n_init=1,
+        n_permutations=0,
+        round_every=3,
+        round_draws=2,
+        patience=0,
+        orders_after=after,
+        stop_early=False,
+        words=0,
+    )
+    guess = attack(_seen(labels=(1,), lengths=(7,)), tiny.generator(), Budget(600))
+    assert guess.diagnostics["rounds"] == rounds
+
+
+@pytest.mark.parametrize("kind", [LampCos, LampL1L2, Dlg, Tag])
+def test_the_released_preset_says_where_its_lowest_id_belongs(kind: Any) -> None:
+    """A vocabulary without unused tokens would lose its words.
+
+    With lowest_id=0 the attack runs on any.
+    """
+    knobs: dict[str, Any] = {"prior": "none"} if kind in (LampCos, LampL1L2) else {}
+    seen = _seen(labels=(1,), lengths=(7,))
+    refused = kind(preset="released", **knobs).applies(seen)
+    assert not refused and "lowest_id=0" in refused.reason
+    open_to_all = kind(preset="released", lowest_id=0, steps=3, n_init=2, n_permutations=1, **knobs)
+    assert open_to_all.applies(seen)
+    guess = open_to_all(seen, tiny.generator(), Budget(600))
+    assert [len(each.token_ids) for each in guess.sequences or ()] == [7]
 
 
 @pytest.mark.parametrize(("knob", "place", "value"), LARGE)
@@ -210,7 +268,7 @@ def test_the_paper_preset_takes_every_step_and_every_round(kind: Any) -> None:
         0,
     )
     recipe = attack.recipe(seen, Objective())
-    matcher = Matcher(seen, (7,), Objective(), relative=recipe.relative, start_scale=recipe.start_scale)
+    matcher = Matcher(seen, (7,), Objective(), Matching(relative=recipe.relative, start_scale=recipe.start_scale))
     start = matcher.candidates.random(200, tiny.generator()).embeddings
     assert matcher.unit == 1.0
     assert float(start.std()) == pytest.approx(1.0, abs=0.02)

@@ -84,12 +84,12 @@ def test_a_gpt2_classifiers_sentence_comes_back() -> None:
 
 
 def test_noise_is_ranked_and_not_believed() -> None:
-    """Far above the signal: no proof and little confidence."""
+    """Far above the signal: no proof and a low score."""
     seen = _step(tiny.wide_bert(), TEXTS[:1], frozen="embeddings").observe()
     generator = torch.Generator().manual_seed(1)
     noisy = {name: g + 10 * g.std() * torch.randn(g.shape, generator=generator) for name, g in seen.update.items()}
     guess = _attack(replace(seen, update=noisy))
-    assert all(not s.proved and s.confidence < 0.9 for s in guess.sequences or ())
+    assert all(not s.proved and s.own_score < 0.9 for s in guess.sequences or ())
 
 
 def test_a_spent_budget_still_gives_a_guess() -> None:

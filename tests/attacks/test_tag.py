@@ -38,7 +38,7 @@ def test_a_sentence_comes_back_without_granted_labels_or_lengths(kind: type[Dlg 
     """Label and length are found on the way, and the re-simulated guess proves itself."""
     seen = tiny.observe([TEXT], [1], model=_model(), batch_size_bound=1)
     guess = kind(steps=300, restarts=1)(seen, tiny.generator(), Budget(600))
-    assert [(g.token_ids, g.proved, g.confidence) for g in guess.sequences or ()] == [(tiny.ids_of(TEXT), True, 1.0)]
+    assert [(g.token_ids, g.proved, g.own_score) for g in guess.sequences or ()] == [(tiny.ids_of(TEXT), True, 1.0)]
     assert guess.label_counts == (0, 1)
     assert guess.diagnostics["lengths_granted"] == 0
 
@@ -134,6 +134,9 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("clip", "LAMP, App. D: BERT-large only", 0.0),
     ("relative", "LAMP, App. D: lambda is absolute", False),
     ("start_scale", "LAMP, Sec. 5 and Algorithm 1: a standard Gaussian", 1.0),
+    ("start_norm", "LAMP, Algorithm 1: the start is as drawn", 0.0),
+    ("lowest_id", "LAMP, Algorithm 1: the nearest of all tokens", 0),
+    ("n_permutations", "LAMP, Sec. 5: permutations are for its own methods", 0),
     ("n_init", "LAMP, Sec. 5: more samples are for its own methods", 1),
     ("restarts", "one start", 1),
     ("patience", "LAMP, Sec. 5: all steps are taken", 0),
@@ -172,6 +175,18 @@ def test_the_large_preset_holds_the_papers_recipe_for_bert_large(kind: type[Dlg 
         rate,
     )
     assert large.weight_decay > 0
+
+
+@pytest.mark.parametrize("kind", [Dlg, Tag])
+def test_the_released_preset_is_the_printed_one_squared_with_the_best_step(kind: type[Dlg | Tag]) -> None:
+    """`--baseline` of LAMP's code draws one start and does not rescale it.
+
+    It tries one order (dlg.sh and tag.sh).
+    """
+    printed, released = (kind(preset=name).settings() for name in ("paper", "released"))
+    changed = {"squared": True, "keep": "best-step", "n_permutations": 1, "lowest_id": 999}
+    assert released == dataclasses.replace(printed, **changed)  # type: ignore[arg-type]
+    assert (released.start_scale, released.start_norm, released.n_init) == (1.0, 0.0, 1)
 
 
 @pytest.mark.parametrize("kind", [Dlg, Tag])

@@ -22,13 +22,13 @@ def _decode(ids: Sequence[int]) -> str:
 
 
 def _guesses(*sequences: tuple[int, ...]) -> list[GuessedSequence]:
-    return [GuessedSequence(ids, confidence=0.1 * n) for n, ids in enumerate(sequences)]
+    return [GuessedSequence(ids, own_score=0.1 * n) for n, ids in enumerate(sequences)]
 
 
 def test_order_of_the_guesses_does_not_matter() -> None:
-    """Each true sequence finds its guess, and the guess keeps its confidence."""
+    """Each true sequence finds its guess, and the guess keeps its score."""
     pairs = match(_guesses((3, 4), (1, 2)), [(1, 2), (3, 4)], _decode)
-    assert [(p.true_ids, p.guess_ids, p.confidence) for p in pairs] == [((1, 2), (1, 2), 0.1), ((3, 4), (3, 4), 0.0)]
+    assert [(p.true_ids, p.guess_ids, p.own_score) for p in pairs] == [((1, 2), (1, 2), 0.1), ((3, 4), (3, 4), 0.0)]
 
 
 def test_no_guess_is_used_twice() -> None:

@@ -35,7 +35,7 @@ from leakaudit.reports import write_report
 from leakaudit.results.consistency import contradictions
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import JournalEntry, load_journal
-from leakaudit.results.schema import AttemptStatus, Missing, Results, Score, TextMode, Verification, VerificationStatus
+from leakaudit.results.schema import AttemptStatus, Missing, Results, Score, Tally, TextMode, VerificationStatus
 from tests.support import tiny
 
 TEXTS = ("the old dog chased a small red horse near the river", "one bird never ate two big fish today")
@@ -74,6 +74,41 @@ class Guesses(_Fake):
         )
 
 
+@attack("fake-proves")
+@dataclass(frozen=True)
+class Proves(_Fake):
+    """Recover the text of the step and prove it, or claim so of another text."""
+
+    right: bool = True
+    grants: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        self.calls.append("fake-proves")
+        text = TEXTS[0] if self.right else TEXTS[1]
+        ids = tuple(tiny.bert_tokenizer()(text)["input_ids"])
+        return Reconstruction((GuessedSequence(ids, own_score=1.0, proved=True),))
+
+
+@attack("fake-proves-granted")
+@dataclass(frozen=True)
+class ProvesGranted(Proves):
+    """The same, with what only this attack was granted."""
+
+    grants: ClassVar[tuple[str, ...]] = ("words",)
+
+
+@attack("fake-searches")
+@dataclass(frozen=True)
+class Searches(_Fake):
+    """Take long and find nothing."""
+
+    slow: ClassVar[bool] = True
+
+    def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
+        self.calls.append("fake-searches")
+        return Reconstruction((GuessedSequence(self.ids, 0.1),))
+
+
 @attack("fake-raises")
 @dataclass(frozen=True)
 class Raises(_Fake):
@@ -88,11 +123,14 @@ class Raises(_Fake):
 class Greedy(_Fake):
     """Ask for more memory than a GPU has, once."""
 
+    at: int = 1
+    """Number of that call."""
+
     def __call__(self, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
         self.calls.append("greedy")
-        if self.calls.count("greedy") == 1:
+        if self.calls.count("greedy") == self.at:
             raise torch.OutOfMemoryError(SECRET)
-        return Reconstruction(sequences=(GuessedSequence(self.ids, confidence=1.0),))
+        return Reconstruction(sequences=(GuessedSequence(self.ids, own_score=1.0),))
 
 
 @attack("fake-lost")
@@ -203,6 +241,9 @@ FAKE_ATTACKS: dict[str, Any] = {
     "fake-refuses": Refuses,
     "fake-slow": Slow,
     "fake-labels": Labels,
+    "fake-proves": Proves,
+    "fake-proves-granted": ProvesGranted,
+    "fake-searches": Searches,
 }
 FAKE_DEFENSES: dict[str, Any] = {"fake-broken": Broken, "fake-halves": Halves}
 for _name in FAKE_ATTACKS:  # registered where they are used only, so that no other test meets them
@@ -253,7 +294,7 @@ def _snapshot(step: int = 0, texts: tuple[str, ...] = TEXTS[:1]) -> Snapshot:
     )
 
 
-def _audit(folder: Path, *names: str, seed: int = 0, **more: Any) -> Audit:
+def _audit(folder: Path, *names: Any, seed: int = 0, **more: Any) -> Audit:
     config = AuditConfig.model_validate({"out_dir": folder, "attacks": names, "seed": seed, "controls": 0, **more})
     return Audit(folder, config, tiny.bert_tokenizer())
 
@@ -289,6 +330,70 @@ def test_every_attack_runs_under_every_defense_on_every_step(tmp_path: Path) -> 
     ]
     assert load_journal(tmp_path / "run" / "journal.jsonl") == list(audit.entries)
     assert all(entry.attempt.status is AttemptStatus.RAN for entry in audit.entries)
+
+
+def test_quick_attacks_come_first_whatever_their_place_in_the_battery(tmp_path: Path) -> None:
+    """Under every defence; what is slow is a property of the attack."""
+    audit = _audit(tmp_path, "fake-searches", "fake-guess", defenses=["fake-halves"])
+    assert audit.step(_snapshot())
+    ran = [(entry.attempt.attack, entry.attempt.defense) for entry in audit.entries]
+    quick, slow = [[(name, defense) for defense in ("none", "fake-halves")] for name in ("fake-guess", "fake-searches")]
+    assert ran == quick + slow
+    results = audit.finish()
+    assert results.run.battery.attacks == ("fake-searches", "fake-guess")
+    assert results.run.battery.slow == ("fake-searches",)
+
+
+def test_slow_attacks_wait_while_other_steps_wait_for_quick_ones(tmp_path: Path) -> None:
+    """A later call, also of another process, continues with them and runs the control."""
+    first = _audit(tmp_path, "fake-searches", "fake-guess", controls=1)
+    assert first.only_slow_left(0) is False
+    assert first.step(_snapshot(), lambda: True) is False
+    assert [entry.attempt.attack for entry in first.entries] == ["fake-guess"]
+    second = _audit(tmp_path, "fake-searches", "fake-guess", controls=1)
+    assert second.only_slow_left(0) and not second.has_audited(0)
+    assert second.step(_snapshot(), lambda: True), "a step that comes again is not put off again"
+    assert second.has_audited(0) and second.controls_left == 0
+    assert [entry.attempt.attack for entry in second.entries] == ["fake-guess", "fake-searches"]
+
+
+def test_attacks_on_texts_are_not_needed_where_every_text_is_proved(tmp_path: Path) -> None:
+    """Neither slow nor quick ones run; attacks on labels do."""
+    audit = _audit(tmp_path, "fake-proves", "fake-guess", "fake-searches", "fake-labels", defenses=["fake-halves"])
+    assert audit.step(_snapshot(), lambda: True), "no slow attack is left to wait for"
+    found = {name: one.attempt for (_, name, defense), one in _attempts(audit).items() if defense == "none"}
+    assert found["fake-proves"].recovers_every_text and found["fake-proves"].status is AttemptStatus.RAN
+    assert found["fake-labels"].status is AttemptStatus.RAN
+    for name in ("fake-guess", "fake-searches"):
+        assert (found[name].status, found[name].scores, found[name].events) == (AttemptStatus.NOT_NEEDED, {}, ())
+        assert found[name].reason == "fake-proves had recovered every text of this step"
+    assert not {"fake-guess", "fake-searches"} & set(_Fake.calls)
+    results = audit.finish()
+    assert contradictions(results) == ()
+    searched = next(summary for summary in results.summaries if summary.attack == "fake-searches")
+    assert searched.status_counts == {"not_needed": 1}
+    assert "not needed in 1 attempt: fake-proves had recovered" in (tmp_path / "report.html").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("proof", "texts", "more"),
+    [
+        ("fake-proves(right=false)", TEXTS[:1], {}),
+        ("fake-proves", TEXTS, {}),
+        ("fake-proves-granted", TEXTS[:1], {}),
+        ("fake-proves", TEXTS[:1], {"attack_recovered_steps": True}),
+    ],
+    ids=["a wrong text", "one of two texts", "granted more", "asked for"],
+)
+def test_a_proof_of_less_than_every_text_stops_no_attack(
+    tmp_path: Path, proof: str, texts: tuple[str, ...], more: dict[str, Any]
+) -> None:
+    """Nor does one by an attack that was granted more, or if all are asked for."""
+    audit = _audit(tmp_path, proof, "fake-searches", **more)
+    audit.step(_snapshot(0, texts))
+    assert [entry.attempt.status for entry in audit.entries] == [AttemptStatus.RAN] * 2
 
 
 def test_a_second_audit_of_the_same_folder_repeats_nothing(tmp_path: Path) -> None:
@@ -432,7 +537,7 @@ def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     audit.step(_snapshot(1))
     assert [e.attempt.status for e in audit.entries] == [AttemptStatus.RAN] * 4
     assert _Fake.calls.count("greedy") == 3 and audit.device.type == "cpu"
-    assert caplog.text.count("the GPU has no room for the audit of step 0: continuing on the CPU") == 1
+    assert caplog.text.count("the GPU is full: the audit of step 0 continues on the CPU") == 1
     assert SECRET not in caplog.text
     _Fake.calls.clear()
     (tmp_path / "cpu").mkdir()
@@ -440,6 +545,37 @@ def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     audit.step(_snapshot())
     (entry,) = audit.entries
     assert entry.attempt.status is AttemptStatus.ERROR and entry.attempt.reason.startswith("OutOfMemoryError at")
+
+
+def test_a_control_that_a_gpu_has_no_room_for_is_repeated_on_the_cpu(tmp_path: Path) -> None:
+    """Else it would silently be missing."""
+    _Fake.calls.clear()
+    audit = _audit(tmp_path, {"name": "fake-greedy", "options": {"at": 2}}, controls=1)
+    audit._on_gpu = True
+    audit.step(_snapshot())
+    assert audit.device.type == "cpu" and not audit._on_gpu
+    assert _Fake.calls.count("greedy") == 3 and audit.controls_left == 0
+
+
+def test_a_verification_that_a_gpu_has_no_room_for_is_repeated_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing about the step, which would be called unverifiable."""
+    plain, computed = ClientStep.update, []
+
+    def update(self: ClientStep, **more: Any) -> Any:
+        computed.append(self)
+        if len(computed) == 1:
+            raise torch.OutOfMemoryError(SECRET)
+        return plain(self, **more)
+
+    snapshot = _snapshot()
+    monkeypatch.setattr(ClientStep, "update", update)
+    audit = _audit(tmp_path, "fake-guess")
+    audit._on_gpu = True
+    audit.step(snapshot)
+    (record,) = audit.finish().steps
+    assert record.verification.status is VerificationStatus.VERIFIED and not audit._on_gpu
 
 
 def test_a_snapshot_that_does_not_fit_its_batch_is_not_attacked(tmp_path: Path) -> None:
@@ -460,19 +596,21 @@ def test_a_snapshot_that_does_not_fit_its_batch_is_not_attacked(tmp_path: Path) 
     assert results.controls.positive.n == 0
 
 
-@pytest.mark.parametrize(
-    ("check", "status"), [("in_place", VerificationStatus.VERIFIED), ("rebuilt", VerificationStatus.MISMATCH)]
-)
-def test_a_stamp_in_a_snapshot_is_taken_only_where_the_audit_checks_in_place(
-    check: str, status: VerificationStatus, tmp_path: Path
-) -> None:
-    """Somebody wrote `verified` beside an update of another batch."""
-    said = Verification(status=VerificationStatus.VERIFIED, relative_error=0.0, scale=1.0, where="in place")
-    mixed = replace(_snapshot(0), observation=_snapshot(0, TEXTS[1:]).observation, checked=said)
-    audit = _audit(tmp_path, "fake-guess", check=check)
-    audit.step(mixed)
-    (record,) = audit.finish().steps
-    assert record.verification.status is status
+def test_an_update_with_secret_factors_is_attacked_as_it_was_observed(tmp_path: Path) -> None:
+    """Whoever scales each tensor by a number of its own does not escape.
+
+    Neither does one who turns the sign around.
+    """
+    kept = _snapshot(0)
+    factors = [(-1) ** i * 10.0 ** (i % 5 - 2) for i in range(len(kept.observation.update))]
+    update = {name: k * value for k, (name, value) in zip(factors, kept.observation.update.items(), strict=True)}
+    audit = _audit(tmp_path, "embedding-rows")
+    audit.step(replace(kept, observation=replace(kept.observation, update=update)))
+    results = audit.finish()
+    assert results.steps[0].verification.status is VerificationStatus.RESCALED
+    (found,) = results.attempts
+    assert found.status is AttemptStatus.RAN and "all_words" in found.events
+    assert contradictions(results) == ()
 
 
 def test_real_updates_are_verified_before_they_are_attacked(tmp_path: Path) -> None:
@@ -596,7 +734,32 @@ def test_a_canary_is_recovered_and_does_not_match_the_batch(tmp_path: Path) -> N
     controls = audit.finish().controls
     assert (controls.positive.k, controls.positive.n) == (2, 2)
     assert (controls.negative.k, controls.negative.n) == (0, 2)
-    assert "recovered by span" in controls.positive.note
+    assert (
+        controls.positive.note == "undefended canary steps: text by span; words by embedding-rows, span; labels by span"
+    )
+    assert controls.kinds["text"].by == {"embedding-rows": Tally(k=0, n=2), "span": Tally(k=2, n=2)}
+    assert controls.kinds["words"].by["embedding-rows"] == Tally(k=2, n=2)
+    assert controls.kinds["labels"].by == {"embedding-rows": Tally(k=0, n=2), "span": Tally(k=2, n=2)}
+
+
+def test_a_label_attack_does_not_recover_the_text_of_a_canary(tmp_path: Path) -> None:
+    """Its success stands under its own kind, beside the failure on texts."""
+    audit = _audit(tmp_path, "llg", "fake-guess", controls=1)
+    audit.step(_snapshot())
+    controls = audit.finish().controls
+    assert (controls.kinds["labels"].k, controls.kinds["text"].k, controls.positive.k) == (1, 0, 0)
+    assert controls.kinds["text"].by["fake-guess"] == Tally(k=0, n=1)
+
+
+def test_only_the_first_control_asks_attacks_whose_kind_came_back(tmp_path: Path) -> None:
+    """A slow attack takes its whole budget on every canary else."""
+    audit = _audit(tmp_path, "span", "fake-guess", controls=3)
+    for step in range(3):
+        audit.step(_snapshot(step))
+    assert {name: own.n for name, own in audit.finish().controls.kinds["text"].by.items()} == {
+        "span": 3,
+        "fake-guess": 1,
+    }
 
 
 def test_a_blind_battery_fails_its_positive_control(tmp_path: Path) -> None:
@@ -700,7 +863,10 @@ def test_a_reach_that_fails_is_missing_and_the_scores_stand(tmp_path: Path) -> N
     broken, silent = (entry.attempt for entry in audit.entries)
     assert broken.status is AttemptStatus.RAN and isinstance(broken.scores["rouge1"], Score)
     assert isinstance(broken.reachable_tokens, Missing)
-    assert re.fullmatch(r".* failed: ValueError at test_audit\.py:\d+", broken.reachable_tokens.missing)
+    assert re.fullmatch(
+        r".* failed: ValueError at test_audit\.py:\d+, called from reachability\.py:\d+ \(_ask\)",
+        broken.reachable_tokens.missing,
+    )
     assert SECRET not in (tmp_path / "run" / "journal.jsonl").read_text()
     assert {(s.reachable, s.passes) for s in broken.sequences} == {(None, None)}
     assert silent.reachable_tokens == Missing(missing="the attack does not say what it could have reached")
@@ -735,9 +901,10 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
-    assert raw["schema"] == "leakaudit.results/1.4"
+    assert raw["schema"] == "leakaudit.results/1.6"
     assert load_results(folder) == results
-    assert {a.status for a in results.attempts} == set(AttemptStatus) - {AttemptStatus.SKIPPED}
+    unseen = {AttemptStatus.SKIPPED, AttemptStatus.NOT_NEEDED}
+    assert {a.status for a in results.attempts} == set(AttemptStatus) - unseen
     assert results.coverage.audited_steps == 2
     assert (results.coverage.total_steps, results.coverage.skipped_snapshots) == (10, 1)
     assert ("3 steps that should have been kept", "the spool was full") in [

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from torch import nn
+from torch import Tensor, nn
 
 from leakaudit.audit.inline import undisturbed
-from leakaudit.audit.live_copy import copier
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.errors import ModelError
-from leakaudit.models.recipe import ModelRecipe, can_rebuild
+from leakaudit.errors import AnatomyError
+from leakaudit.models.library_modules import without_users_code
+from leakaudit.models.recipe import can_rebuild
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from leakaudit.storage.encryption import new_identity
@@ -54,7 +54,11 @@ def local_model(dropout: float = 0.1) -> nn.Module:
     """Return a model of a class that no other process can find."""
 
     class MineForSequenceClassification(hf.BertForSequenceClassification):
-        pass
+        calls = 0
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            MineForSequenceClassification.calls += 1
+            return super().forward(*args, **kwargs)
 
     plain = tiny.bert(dropout=dropout)
     model: nn.Module = MineForSequenceClassification(cast(hf.BertConfig, plain.config))
@@ -87,29 +91,29 @@ def train(folder: Path, steps: int = 4, model: nn.Module | None = None, **more: 
             optimizer.step()
             optimizer.zero_grad()
             for thread in threading.enumerate():
-                if thread.name.startswith("leakaudit"):
+                if thread.name == "leakaudit-writer":
                     thread.join(20)
     return model, [torch.rand(3), random.random(), draw(), torch.get_num_threads()]
 
 
-def test_a_model_that_nobody_can_rebuild_is_audited_where_it_is(
+def test_a_model_that_nobody_can_rebuild_is_audited_where_it_is_and_never_called_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its steps are verified and attacked in one process, and the user is told once."""
-    assert not can_rebuild(local_model())
+    """What needs its code does not apply, and the user is told what to do."""
     monkeypatch.setattr("subprocess.Popen", lambda *args, **options: pytest.fail("a process was started"))
-    train(tmp_path)
+    model: Any = local_model()
+    assert not can_rebuild(model)
+    train(tmp_path, model=model)
+    assert type(model).calls == 4, "one call for each step of training"
     results = load_results(tmp_path / "audit")
     assert [record.step for record in results.steps] == [0, 2]
-    assert {record.verification.status for record in results.steps} == {VerificationStatus.VERIFIED}
-    assert {a.status for a in results.attempts} == {AttemptStatus.RAN}
-    assert results.subject.parameters == sum(p.numel() for p in local_model().parameters()), "the whole model"
-    assert all(a.scores["token_recall"].value == 1.0 for a in results.attempts if a.attack == "embedding-rows")  # type: ignore[union-attr]
+    assert {record.verification.status for record in results.steps} == {VerificationStatus.UNVERIFIABLE}
+    assert {a.status for a in results.attempts} <= {AttemptStatus.RAN, AttemptStatus.NOT_APPLICABLE}
+    assert results.subject.parameters == sum(p.numel() for p in model.parameters()), "the whole model"
     said = capsys.readouterr().err
-    assert said.count("(`schedule: inline`); a model that says how it is made") == 1 and "report: " in said
+    assert said.count("(`schedule: inline`); a model that says how it is made") == 1 and "report" in said
     assert (tmp_path / "audit" / "report.html").is_file()
     assert not list((tmp_path / "audit" / "spool").glob("0*"))
-    assert "st-000000 embedding-rows / none: ran" in (tmp_path / "audit" / "worker.log").read_text()
 
 
 def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,37 +145,48 @@ def test_without_inline_such_a_model_is_refused_with_what_to_do(
     assert not (tmp_path / "audit" / "spool").exists()
 
 
-def test_a_copy_has_neither_hooks_nor_gradients_and_the_live_model_keeps_both() -> None:
-    """A hook may hold anything, such as a lock, which cannot be copied."""
-    model = local_model(dropout=0.0)
-    lock, calls = threading.Lock(), []
-    handle = model.register_forward_hook(lambda *_: calls.append(lock.locked()))
-    batch = tiny.bert_tokenizer()([TEXTS[0]], return_tensors="pt")
-    model(**batch, labels=torch.tensor([1])).loss.backward()
-    weights = {name: p.detach() + 1.0 for name, p in model.named_parameters()}
-    made = copier(model)(ModelRecipe(class_name="Mine"), weights)
-    assert calls == [False]
-    made(**batch)
-    assert calls == [False], "the hook is not in the copy"
-    model(**batch)
-    assert len(calls) == 2, "and still in the live model"
-    assert all(p.grad is None for p in made.parameters()) and any(p.grad is not None for p in model.parameters())
-    assert not made.training and model.training
-    for (name, copied), live in zip(made.named_parameters(), model.parameters(), strict=True):
-        assert torch.equal(copied, live + 1.0), name
+class Scaled(nn.Linear):
+    """A layer of the user's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2.0 * super().forward(input)
+
+
+def test_a_copy_runs_the_layers_of_torch_and_refuses_every_other() -> None:
+    """Hooks, an own `forward` and hooks on all modules are the user's code, too."""
+    calls: list[int] = []
+    inputs = torch.rand(2, 4)
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
+    handle = net[0].register_forward_hook(lambda *_: calls.append(1))
+    made = without_users_code(net)
+    assert torch.equal(made(inputs), net(inputs)) and len(calls) == 1, "only the live model calls the hook"
+    assert all(not a.is_set_to(b) for a, b in zip(made.parameters(), net.parameters(), strict=True))
     handle.remove()
+    net[2].forward = lambda given: given
+    mine = nn.Sequential(Scaled(4, 2))
+    for refused in (without_users_code(net), without_users_code(mine)):
+        with pytest.raises(AnatomyError, match="does not run a second time"):
+            refused(inputs)
+    every = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(2))
+    try:
+        with pytest.raises(AnatomyError):
+            without_users_code(nn.Sequential(nn.Linear(4, 2)))(inputs)
+    finally:
+        every.remove()
+    assert 2 not in calls and list(without_users_code(mine).state_dict()) == list(mine.state_dict())
 
 
-def test_a_model_that_cannot_be_copied_is_a_refused_step_and_no_exception(tmp_path: Path) -> None:
-    """By type only; and weights that do not fit are said not to."""
-    model = local_model()
-    model.lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(ModelError, match="a MineForSequenceClassification cannot be copied: TypeError"):
-        copier(model)(ModelRecipe(class_name="Mine"), {})
-    with pytest.raises(
-        ModelError, match="1 weights do not fit a copy of MineForSequenceClassification, first 'nonsense'"
-    ):
-        copier(local_model())(ModelRecipe(class_name="Mine"), {"nonsense": torch.zeros(1)})
+@pytest.mark.parametrize("place", [nn.functional, torch], ids=["functional", "torch"])
+def test_a_copy_runs_no_function_that_the_user_put_into_torch(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    """It would be the user's code that runs once more."""
+    calls: list[str] = []
+    name = "linear" if place is nn.functional else "conv1d"
+    model = nn.Sequential(nn.Linear(2, 2))
+    without_users_code(model)(torch.ones(1, 2))
+    monkeypatch.setattr(place, name, lambda *_: calls.append("again"))
+    with pytest.raises(AnatomyError):
+        without_users_code(model)(torch.ones(1, 2))
+    assert not calls
 
 
 def test_whatever_is_done_undisturbed_leaves_no_trace() -> None:

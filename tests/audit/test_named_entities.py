@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from leakaudit.audit.simulation.texts import Simulator, read_examples
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import DataError, ModelError
+from leakaudit.plugins import entities_in_bag
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.results.consistency import contradictions
 from leakaudit.results.files import load_results
@@ -76,12 +78,15 @@ def test_an_audit_scores_entities_of_the_data_and_shows_none(tmp_path: Path) -> 
     snapshot = simulator.snapshot(0)
     given = {example.text: example.entities for example in simulator.batches[0]}
     assert set(snapshot.truth.entities()) == set(given.values())
-    config = AuditConfig.model_validate({"out_dir": tmp_path, "attacks": ["span"], "controls": 0})
+    config = AuditConfig.model_validate(
+        {"out_dir": tmp_path, "attacks": ["span", "embedding-rows"], "controls": 0, "attack_recovered_steps": True}
+    )
     audit = Audit(tmp_path / "run", config, simulator.tokenizer)
     audit.step(snapshot)
     audit.finish()
     found = load_results(tmp_path / "run")
-    (attempt,) = found.attempts
+    attempt, bag = found.attempts
+    assert bag.scores["nerr"] == Score(value=1.0, n=2) and bag.sequences[0].exact is None
     assert [s.exact for s in attempt.sequences] == [True] * 3
     assert attempt.scores["nerr"] == Score(value=1.0, n=2)
     assert isinstance(attempt.scores["nerr_f1"], Missing)
@@ -132,12 +137,35 @@ def test_a_tagger_names_entities_where_the_data_names_none() -> None:
     assert "the data names none" in _scored(guess)["nerr"].missing
 
 
-def test_a_bag_of_words_recovers_no_entity() -> None:
-    """A bag does not say which words stand next to each other."""
-    found = _scored(Reconstruction(tokens=tiny.ids_of(TEXTS[0])), entities=[("old dog",), None])
-    assert {found[name].missing for name in ("nerr", "best_rl", "sentences_found")} == {
+def test_a_bag_recovers_an_entity_if_it_has_every_piece_of_its_name() -> None:
+    """Order and neighbours do not count.
+
+    Of old dog and cat the bag lacks a piece of one, of two fish it has all.
+    """
+    bag = Reconstruction(tokens=tiny.ids_of("fish cat old two a"))
+    found = _scored(bag, entities=[("old dog", "cat"), ("two fish",)])
+    assert found["nerr"] == Score(value=0.75, n=2)
+    assert "the data names none" in _scored(bag)["nerr"].missing
+    assert {found[name].missing for name in ("best_rl", "sentences_found")} == {
         "the attack guesses a bag of words and no sequences"
     }
+
+
+@pytest.mark.parametrize("without", ["", "##ann", "lee", "met"])
+def test_the_pieces_of_a_name_are_the_tokens_of_its_place(without: str) -> None:
+    """A piece of another word that looks like the name does not stand for it."""
+    tokens = ["jo", "##ann", "met", "jo", "-", "ann", "lee"]
+
+    def decode(ids: Sequence[int]) -> str:
+        return " ".join(tokens[i] for i in ids).replace(" ##", "")
+
+    bag = [i for i, token in enumerate(tokens) if token != without]
+    assert entities_in_bag(["Jo-Ann Lee"], range(len(tokens)), bag, decode) == (
+        frozenset() if without == "lee" else {("jo", "-", "ann", "lee")}
+    )
+    assert entities_in_bag(["Ann"], range(len(tokens)), [1], decode) == frozenset()
+    assert entities_in_bag(["Joann"], range(len(tokens)), [0], decode) == frozenset()
+    assert entities_in_bag(["JOANN"], range(len(tokens)), [0, 1], decode) == {("joann",)}
 
 
 def test_without_spacy_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

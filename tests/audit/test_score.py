@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from leakaudit.audit.scoring.score import Scored, score
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 from leakaudit.plugins.metric_protocol import LabelCounts
@@ -129,6 +131,19 @@ def test_labels_are_scored_by_counts() -> None:
     assert scored.events == ("label_counts",)
     assert scored.labels == LabelCounts(true=(1, 1), guess=(1, 1))
     assert scored.scores["rouge1"] == Missing(missing="the attack guesses no text")
+
+
+@pytest.mark.parametrize(
+    ("guess", "labels", "accuracy"), [((0, 1), [1] * 4, 1.0), ((1, 2), [0, 1, 1, 0, 1, 1], 1.0), ((0, 1), [0, 1], 0.5)]
+)
+def test_counts_of_a_batch_of_unknown_size_are_scored_as_shares(
+    guess: tuple[int, int], labels: list[int], accuracy: float
+) -> None:
+    """One label for a batch of one class is right, whatever the size is."""
+    scored = _score(Reconstruction(label_counts=guess, counts_are_shares=True), labels=labels)
+    assert scored.scores["label_accuracy"] == Score(value=accuracy, n=len(labels))
+    assert scored.events == (("label_counts",) if accuracy == 1.0 else ())
+    assert scored.labels is not None and scored.labels.guess == guess
 
 
 def test_wrong_counts_are_no_event() -> None:

@@ -77,7 +77,8 @@ def test_an_audit_of_a_table_classifier_from_the_command_line(data: Path, tmp_pa
     assert by_attack["ilrg"]["scores"]["label_accuracy"]["value"] > 0.8
     for name in ("span", "tag", "embedding-rows"):
         assert by_attack[name]["status"] == "not_applicable" and "hold no text" in by_attack[name]["reason"]
-    assert results["controls"]["positive"]["k"] == results["controls"]["positive"]["n"] == 1
+    labels = results["controls"]["kinds"]["labels"]
+    assert labels["k"] == labels["n"] == 1
     assert "Labels" in (out / "report.html").read_text()
 
 

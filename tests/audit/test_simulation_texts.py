@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from leakaudit.audit.audit import Audit
 from leakaudit.audit.simulation.texts import Example, Simulator, batches, frozen_parameters, read_examples
+from leakaudit.audit.step_record import regime_of
 from leakaudit.audit.verification import verify
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.config.audit import AuditConfig
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError, DataError, ModelError
-from leakaudit.results.schema import VerificationStatus
+from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
 
 ROWS = [
@@ -109,7 +113,7 @@ def test_a_missing_file_and_a_binary_one_are_told_apart(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"rows.bin:1: is not UTF-8"):
         read_examples(binary, "classification")
-    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(DataError, match=r"is not a regular file"):
         read_examples(tmp_path, "classification")
 
 
@@ -345,3 +349,48 @@ def test_local_steps_are_consecutive_batches_and_the_difference_is_verified(mode
     (slow, *_) = Simulator(replace(what, mode="eval", local_steps=1, learning_rate=1.0))
     for name, gradient in plain.observation.update.items():
         assert torch.allclose(slow.observation.update[name], gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_client_computes_in_the_type_of_its_checkpoint(dtype: torch.dtype, data: Path, tmp_path: Path) -> None:
+    """As `from_pretrained` of its training script does.
+
+    Another type would audit another client.
+    """
+    folder = tmp_path / "checkpoint"
+    tiny.bert(num_labels=3, seed=1).to(dtype).save_pretrained(folder)  # type: ignore[operator]
+    tiny.bert_tokenizer().save_pretrained(folder)
+    kept = Simulator(Simulation(folder, data, "classification", batch_size=2, steps=1)).snapshot(0)
+    assert {weight.dtype for weight in kept.observation.model.parameters()} == {dtype}
+    assert regime_of(kept, None).dtype == str(dtype).removeprefix("torch.")
+    step = ClientStep(kept.observation.model, kept.truth, kept.recipe, kept.observation.facts)
+    assert verify(step, kept.observation.update).status is VerificationStatus.VERIFIED
+
+
+def test_a_model_without_a_limit_of_tokens_is_audited_to_its_end(data: Path, tmp_path: Path) -> None:
+    """XLNet says -1 for its longest text and puts tokens before examples.
+
+    An attack may not apply, and none crashes.
+    """
+    torch.manual_seed(0)
+    tokenizer = tiny.bert_tokenizer()
+    config = transformers.XLNetConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        n_layer=2,
+        n_head=2,
+        d_inner=64,
+        num_labels=3,
+        pad_token_id=0,  # type: ignore[call-arg] # as every configuration
+    )
+    transformers.XLNetForSequenceClassification(config).save_pretrained(tmp_path / "xlnet")
+    tokenizer.save_pretrained(tmp_path / "xlnet")
+    simulator = Simulator(Simulation(tmp_path / "xlnet", data, batch_size=2, steps=1))
+    attacks = ["embedding-rows", "span", "rare-rows", "llg", "feature-labels", "dlg(steps=2)"]
+    config_of_audit = AuditConfig.model_validate({"out_dir": tmp_path, "attacks": attacks, "controls": 0})
+    audit = Audit(tmp_path / "run", config_of_audit, simulator.tokenizer)
+    audit.step(simulator.snapshot(0))
+    found = audit.finish()
+    assert found.steps[0].verification.status is VerificationStatus.VERIFIED
+    assert {a.status for a in found.attempts} <= {AttemptStatus.RAN, AttemptStatus.NOT_APPLICABLE}
+    assert "all_words" in next(a for a in found.attempts if a.attack == "embedding-rows").events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from torch import nn
 
 from leakaudit.audit.worker import DIED_OVER, run_worker
+from leakaudit.cli import main
 from leakaudit.client.snapshot import OBSERVED, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ConfigError, ResultsError, SpoolError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.models import factories
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
-from leakaudit.storage.parent_watch import PARENT_VARIABLE
+from leakaudit.storage.parent_watch import FACTORIES_VARIABLE, PARENT_VARIABLE
 from leakaudit.storage.snapshot_queue import MAX_CRASHES, SnapshotQueue
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import Totals
-from tests.support import tiny
+from tests.support import made_bert, tiny
 from tests.support.endless import ENDLESS
 from tests.support.processes import until
 from tests.support.snapshots import write_step
@@ -49,7 +53,7 @@ def make(folder: Path, *steps: int, finished: bool = True, **more: Any) -> Spool
     for step in steps:
         put(spool, step)
     if finished:
-        spool.finish(Totals(total_steps=10, kept=len(steps), skipped=1))
+        spool.finish(Totals(total_steps=max(10, len(steps)), kept=len(steps), skipped=1))
     return spool
 
 
@@ -71,12 +75,19 @@ class FakeAudit:
     def __call__(self, *args: Any) -> FakeAudit:
         return self
 
-    def step(self, snapshot: Snapshot) -> None:
+    def step(self, snapshot: Snapshot, others_wait: Callable[[], bool]) -> bool:
         self.steps.append(snapshot.provenance.step)
         self.act(snapshot.provenance.step)
+        return True
+
+    def only_slow_left(self, step: int) -> bool:
+        return False
 
     def lose(self, step: int, reason: str) -> None:
         self.lost[step] = reason
+
+    def unlose(self, step: int) -> None:
+        self.lost.pop(step)
 
     def finish(self, **totals: Any) -> None:
         self.finished = totals
@@ -85,6 +96,36 @@ class FakeAudit:
 def names(spool: Spool) -> list[str]:
     """Return the snapshots in a spool."""
     return sorted(path.name for path in spool.root.iterdir() if path.name[0].isdigit())
+
+
+def test_a_worker_imports_no_maker_that_only_a_snapshot_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The snapshot waits for a worker whose user named it."""
+    spool = make(tmp_path)
+    put(spool, 1, made_bert.make())
+    monkeypatch.setattr(factories, "_vouched", set())
+    assert run_worker(spool.root, audit_factory=FakeAudit()) == ExitCode.USAGE
+    assert f"--allow-factory {made_bert.MAKER}" in capsys.readouterr().out and names(spool) == ["000001.ready"]
+    monkeypatch.setenv(FACTORIES_VARIABLE, json.dumps([made_bert.MAKER]))
+    assert run_worker(spool.root, audit_factory=FakeAudit()) == 0
+    assert names(spool) == []
+
+
+@pytest.mark.parametrize("command", [["worker", "--once"], ["run", "--out", "out"]])
+def test_a_command_names_the_maker_of_the_models(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the option it ends with the option to give."""
+    monkeypatch.chdir(tmp_path)
+    spool = make(tmp_path)
+    put(spool, 1, made_bert.make())
+    monkeypatch.setattr(factories, "_vouched", set())
+    given = [*command, str(spool.root)]
+    refused = CliRunner().invoke(main, given)
+    assert refused.exit_code == ExitCode.USAGE and f"--allow-factory {made_bert.MAKER}" in refused.output
+    done = CliRunner().invoke(main, [*given, "--allow-factory", made_bert.MAKER])
+    assert done.exit_code == 0, done.output
 
 
 def raising(error: BaseException, at: int = 1) -> Callable[[int], None]:
@@ -106,6 +147,61 @@ def test_every_snapshot_is_audited_in_turn_and_removed(tmp_path: Path) -> None:
     assert audit.finished is not None
     assert (audit.finished["refused"], audit.finished["total_steps"], audit.finished["interrupted"]) == (0, 10, False)
     assert audit.finished["not_kept"] == [(1, "the step before was still on its way to the disk")]
+
+
+@pytest.mark.parametrize(
+    ("more", "goes"),
+    [
+        ({}, True),
+        ({"keep_snapshots": True}, False),
+        ({"finished": False}, False),
+        ({"unit": "round", "finished": False}, False),
+    ],
+)
+def test_the_tokenizer_goes_when_the_audit_is_over_and_no_snapshot_is_left(
+    tmp_path: Path, more: dict[str, Any], goes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as a snapshot may come, workers need it.
+
+    Tokens that the user added may be private words.
+    """
+    spool, audit = make(tmp_path, 1, **more), FakeAudit()
+    assert run_worker(spool.root, audit_factory=audit, once=True) == 0
+    assert audit.steps == [1]
+    assert (spool.root / "tokenizer").is_dir() is not goes
+    if goes:
+        assert run_worker(spool.root, once=True) == 0
+        assert "nothing is left to attack" in capsys.readouterr().out
+
+
+class TwoTurns(FakeAudit):
+    """Runs slow attacks when no other step waits for its quick ones."""
+
+    def step(self, snapshot: Snapshot, others_wait: Callable[[], bool]) -> bool:
+        again = self.only_slow_left(snapshot.provenance.step)
+        super().step(snapshot, others_wait)
+        return again or not others_wait()
+
+    def only_slow_left(self, step: int) -> bool:
+        return step in self.steps
+
+
+def test_slow_attacks_begin_when_every_waiting_step_had_the_quick_ones(tmp_path: Path) -> None:
+    """A step that arrives meanwhile overtakes; a snapshot stays until all is done."""
+    spool = make(tmp_path, 1, 2, 3, finished=False)
+    left: list[list[str]] = []
+
+    def act(step: int) -> None:
+        left.append(names(spool))
+        if len(left) == 4:
+            put(spool, 4)
+            spool.finish(Totals(total_steps=5, kept=4))
+
+    audit = TwoTurns(act)
+    assert run_worker(spool.root, audit_factory=audit) == 0
+    assert audit.steps == [1, 2, 3, 1, 4, 2]
+    assert left[3] == ["000001.run", "000002.ready"], "the last to arrive has had all"
+    assert names(spool) == []
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -177,8 +273,8 @@ def test_a_last_snapshot_that_comes_with_the_end_is_not_left_behind(
     spool = make(tmp_path, 3, finished=False)
     claim, looks = SnapshotQueue.claim, []
 
-    def claim_in_between(self: SnapshotQueue) -> Path | None:
-        found = claim(self)
+    def claim_in_between(self: SnapshotQueue, last: Callable[[Path], bool]) -> Path | None:
+        found = claim(self, last)
         looks.append(found)
         if len(looks) == 2:
             put(spool, 7)
@@ -337,19 +433,66 @@ def test_a_removed_spool_ends_the_worker_with_what_it_has(tmp_path: Path) -> Non
 
 
 def test_a_snapshot_that_workers_die_over_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So that the others are audited."""
-    spool = make(tmp_path, 1, 2)
+    """So that the others are audited. It stays, and can be tried again."""
+    spool = make(tmp_path, 1)
     for _ in range(MAX_CRASHES - 1):
         assert spool.queue.claim() is not None
         with spool.worker_lock():
             pass
     assert spool.queue.claim() is not None
+    put(spool, 2)
     audit = FakeAudit()
     assert run_worker(spool.root, audit_factory=audit) == 0
     assert audit.steps == [2]
-    assert names(spool) == []
+    assert names(spool) == ["000001.bad"]
     assert audit.lost == {1: DIED_OVER}
     assert "snapshot 000001 set aside: workers died over it" in capsys.readouterr().out
+    assert run_worker(spool.root, audit_factory=audit) == 0
+    assert audit.steps == [2] and names(spool) == ["000001.bad"]
+    assert run_worker(spool.root, retry=True, audit_factory=audit) == 0
+    assert audit.steps == [2, 1] and names(spool) == [] and audit.lost == {}
+
+
+def test_a_step_that_is_tried_again_is_as_if_it_had_never_been_lost(tmp_path: Path) -> None:
+    """In the results of the command that tries it again."""
+    spool = make(tmp_path, 1)
+    for _ in range(MAX_CRASHES):
+        assert spool.queue.claim() is not None
+        with spool.worker_lock():
+            pass
+    put(spool, 2)
+    folder = tmp_path / "audit"
+    assert run_worker(spool.root) == 0
+    lost = load_results(folder)
+    assert {a.status.value for a in lost.attempts if a.step == "st-000001"} == {"error"}
+    done = CliRunner().invoke(main, ["worker", str(folder), "--retry"])
+    assert done.exit_code == 0, done.output
+    again = load_results(folder)
+    assert [step.step for step in again.steps] == [1, 2]
+    assert all(step.n_sequences == 1 for step in again.steps)
+    assert {a.status.value for a in again.attempts} == {"ran"} and len(again.attempts) == 4
+    assert not [missing for missing in again.coverage.not_tested if missing.what == "step 1"]
+    assert names(spool) == []
+
+
+def test_a_worker_that_is_killed_while_it_tries_again_loses_nothing(tmp_path: Path) -> None:
+    """The next one finds the step lost, as before, or waiting."""
+    spool, audit = make(tmp_path, 1), FakeAudit()
+    for _ in range(MAX_CRASHES):
+        assert spool.queue.claim() is not None
+        with spool.worker_lock():
+            pass
+    assert run_worker(spool.root, audit_factory=audit) == 0
+
+    class Killed(FakeAudit):
+        def unlose(self, step: int) -> None:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run_worker(spool.root, retry=True, audit_factory=Killed())
+    after = FakeAudit()
+    assert run_worker(spool.root, audit_factory=after) == 0
+    assert after.lost == {1: DIED_OVER} and names(spool) == ["000001.bad"]
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,28 @@
 """What an audit costs the training that it watches: all of it.
 
     python -m tests.benchmarks.capture                   # encoders of 22M and 110M parameters, B = 8, T = 64
+    python -m tests.benchmarks.capture --sizes 22M --kept 20     # paired: each kept step with the steps around it
     python -m tests.benchmarks.capture --sizes 22M --device cuda
-    python -m tests.benchmarks.capture --check in_place  # and the repetition of a kept step
     python -m tests.benchmarks.capture --sizes 1.1B-lora 1.1B     # a Llama shape in bfloat16, B = 1, T = 16; takes 12 GB of memory
 
-Random weights; the shapes of MiniLM-L6-H384, BERT-base and TinyLlama; AdamW, for the last plain SGD. Steps without an audit are timed
-first. Then every fifth step is kept, and what counts is how much longer the five of them take: the kept step itself, the next, beside
-which the writer works, and the others. A shared machine makes seconds say little; so the processor's seconds are given as well, of all
-threads, which say what the audit computes. What a step that is not kept costs is below what timing whole steps can show, so its
-hooks are timed by themselves. Memory is the peak of the process, above what the same steps take without an audit. Nothing is attacked.
+Random weights; the shapes of MiniLM-L6-H384, BERT-base and TinyLlama; AdamW, for the last plain SGD. Every fifth step is kept, and what
+counts is how much longer the five of them take than five steps that nobody keeps: the kept step itself, the next, beside which the writer
+works, and the others, of which the last three say what a step takes. So each kept step is compared with the steps next to it. A shared
+machine makes seconds say little; so the processor's seconds are given as well, of all threads, which say what the audit computes, and those
+of the training thread and of the writer's thread, by part. What a step that is not kept costs is below what timing whole steps can show, so
+its hooks are timed by themselves. Memory is the peak of the process, above what the same steps take without an audit. Nothing is attacked.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,12 @@ from typing import Any
 import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
+from leakaudit.capture.recording.kept_step import KeptStep
+from leakaudit.capture.recording.step_keeper import StepKeeper
 from leakaudit.capture.run import AuditRun
 from leakaudit.models.lora import add_lora
+from leakaudit.storage import snapshot_files
+from leakaudit.storage.digests import Digest
 from leakaudit.storage.disk_use import size_of
 from tests.support import tiny
 
@@ -42,7 +48,7 @@ LARGE = {
     "vocab_size": 32000,
 }  # fmt: skip
 SIZES = (*SHAPES, "1.1B-lora", "1.1B")
-EVERY, KEPT = 5, 4
+EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -116,19 +122,53 @@ class Written:
         run = watched._run
         assert run is not None
         self.seconds: list[float] = []
+        self.parts: dict[str, list[float]] = {part: [] for part in ("check", "digest", "disk", "rest")}
+        """Part of the writer's work -> its seconds of the processor, for each kept step."""
         self.once, self.each = 0, 0
-        real, spool = run.recorder.writer.write, run.spool
+        real, spool = run.recorder.writer.write_now, run.spool
 
         def write(kept: Any) -> None:
             start = time.perf_counter()
-            real(kept)
+            with contextlib.ExitStack() as stack:
+                spent = {
+                    part: stack.enter_context(_timed(owner, name))
+                    for part, (owner, name) in {
+                        "check": (KeptStep, "check_content"),
+                        "digest": (Digest, "update"),
+                        "disk": (snapshot_files, "write_all"),
+                    }.items()
+                }
+                processor = time.thread_time()
+                real(kept)
+                spent["rest"] = [time.thread_time() - processor - sum(sum(found) for found in spent.values())]
+            for part, found in spent.items():
+                self.parts[part].append(sum(found))
             self.seconds.append(time.perf_counter() - start)
             claimed = spool.queue.claim()
             if claimed is not None:
                 self.each, self.once = size_of(claimed), spool.used_bytes() - size_of(claimed)
                 spool.queue.discard_or_keep(claimed, keep=False)
 
-        run.recorder.writer.write = write
+        run.recorder.writer.write_now = write  # type: ignore[method-assign] # the rest of the writer stays
+
+
+@contextlib.contextmanager
+def _timed(owner: Any, name: str) -> Iterator[list[float]]:
+    """Yield a list of the seconds of the processor that each call takes."""
+    real, found = getattr(owner, name), []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return real(*args, **kwargs)
+        finally:
+            found.append(time.thread_time() - start)
+
+    setattr(owner, name, timed)
+    try:
+        yield found
+    finally:
+        setattr(owner, name, real)
 
 
 def unkept(watched: Watch, times: int = 10_000) -> float:
@@ -149,60 +189,92 @@ def _median(steps: Sequence[Step]) -> Step:
     return Step(statistics.median(s.seconds for s in steps), statistics.median(s.processor for s in steps))
 
 
-def measure(size: str, device: str, check: str) -> str:
+def measure(size: str, device: str, kept: int) -> str:
     """Return one line of the table."""
     model, optimizer, batch, tokenizer = setup(size, device)
-    steps_of(model, optimizer, batch, 2)
-    alone = _median(steps_of(model, optimizer, batch, 2 * EVERY if size in SHAPES else EVERY))
+    steps_of(model, optimizer, batch, 2 * EVERY)
     lowest = peak()
     with tempfile.TemporaryDirectory() as folder:
         # Deferred and left to others: no side process is started, so nothing but the capture is measured.
         config = {
-            "out_dir": Path(folder) / "audit", "every_n_steps": EVERY, "first_step": 1, "max_snapshots": KEPT,
-            "schedule": "deferred", "at_end": "leave", "check": check,
+            "out_dir": Path(folder) / "audit", "every_n_steps": EVERY, "first_step": 1, "max_snapshots": kept,
+            "schedule": "deferred", "at_end": "leave",
         }  # fmt: skip
         watched = watch(model, optimizer, tokenizer=tokenizer, config=config)
         with watched:
             written = Written(watched)
             run: Any = watched._run
             steps_of(model, optimizer, batch, 1)
-            rounds, blocked = [], []
-            for _ in range(KEPT):
-                before = run.recorder.counters.blocked_s + run.blocked_s
-                rounds.append(steps_of(model, optimizer, batch, EVERY))
-                blocked.append(run.recorder.counters.blocked_s + run.blocked_s - before)
-            run.recorder.written()
+            cycles: list[Cycle] = []
+            for _ in range(kept):
+                before, missed = run.recorder.counters.blocked_s + run.blocked_s, run.recorder.counters.kept
+                with _timed(StepKeeper, "keep") as copied:
+                    steps = steps_of(model, optimizer, batch, EVERY)
+                run.recorder.written()
+                blocked = run.recorder.counters.blocked_s + run.blocked_s - before
+                if run.recorder.counters.kept > missed:
+                    cycles.append(Cycle(tuple(steps), blocked, sum(copied)))
             more = peak() - lowest
             idle = unkept(watched) if size in SHAPES else 0.0
-    kept, after = _median([r[0] for r in rounds]), _median([r[1] for r in rounds])
-    extra = _median([Step(sum(s.seconds for s in r), sum(s.processor for s in r)) for r in rounds])
+    alone = statistics.median(cycle.alone.processor for cycle in cycles)
+    parts = {"copy": [cycle.copied for cycle in cycles], **written.parts}
+    shares = ", ".join(f"{part} {statistics.median(found) / alone:.2f}" for part, found in parts.items())
+    seconds = statistics.median(cycle.alone.seconds for cycle in cycles)
     return (
-        f"| {size} | {alone.seconds:.2f} s | {statistics.median(blocked) / alone.seconds:.1%} | {kept.seconds / alone.seconds - 1:+.0%} "
-        f"| {after.seconds / alone.seconds - 1:+.0%} | {extra.seconds / alone.seconds - EVERY:+.2f} ({extra.processor / alone.processor - EVERY:+.2f}) "
+        f"| {size} | {len(cycles)} | {seconds:.2f} s ({alone:.2f} s) | {_spread([c.blocked / c.alone.seconds for c in cycles])} "
+        f"| {_spread([c.more_seconds for c in cycles])} | {_spread([c.more_processor for c in cycles])} | {shares} "
         f"| {idle * 1e6:.1f} us | {more:.0f} MB ({more / lowest:.1%}) | {written.each / 1e6:.0f} MB + {written.once / 1e6:.0f} MB once "
         f"| {statistics.median(written.seconds):.2f} s |"
     )
 
 
+@dataclass(frozen=True)
+class Cycle:
+    """A kept step and those that follow it until the next one."""
+
+    steps: tuple[Step, ...]
+    blocked: float
+    """Seconds of the training thread in the audit."""
+    copied: float
+    """Seconds of the processor in which the training thread checked and copied the step."""
+
+    @property
+    def alone(self) -> Step:
+        """What a step takes beside which nothing of the audit runs."""
+        return _median(self.steps[2:])
+
+    @property
+    def more_seconds(self) -> float:
+        """By how many steps the cycle takes longer than as many steps that are not kept."""
+        return sum(step.seconds for step in self.steps) / self.alone.seconds - len(self.steps)
+
+    @property
+    def more_processor(self) -> float:
+        """The same in seconds of the processor."""
+        return sum(step.processor for step in self.steps) / self.alone.processor - len(self.steps)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=SIZES)
+    parser.add_argument("--kept", type=int, default=4, help="number of kept steps")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--check", default="rebuilt", choices=("rebuilt", "in_place"), help="in_place repeats a kept step at once"
-    )
     options = parser.parse_args()
     load = os.getloadavg()[0]
     print(
-        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f}, check {options.check}"
+        f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f}"
     )
     print(
-        "| parameters | a step | a kept step blocks | the kept step | the next one | a kept step in all, in steps (processor) "
-        "| a step that is not kept | memory | disk | writer |"
+        "| parameters | n | a step (processor) | a kept step blocks, in steps | it takes longer, in steps | processor in all, in steps "
+        "| by part, medians | a step that is not kept | memory | disk | writer |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for size in options.sizes:
-        print(measure(size, options.device, options.check), flush=True)
+        print(measure(size, options.device, options.kept), flush=True)
 
 
 if __name__ == "__main__":

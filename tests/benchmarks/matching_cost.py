@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from leakaudit.algorithms.matching.candidates import Candidate
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.audit.simulation.texts import Simulator
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
@@ -142,7 +142,7 @@ def _encoder_config() -> Any:
 def _cost(seen: Observation, tokens: int, repeats: int) -> list[float]:
     """Return the milliseconds of a step and of a score of one candidate."""
     granted = Granted(lengths=(tokens,), labels=(0,) if seen.facts.task == "classification" else None)
-    matcher = Matcher(seen.granting(granted), (tokens,), Objective("cosine"), length_weight=1.0)
+    matcher = Matcher(seen.granting(granted), (tokens,), Objective("cosine"), Matching(length_weight=1.0))
     one = matcher.candidates.random(1, torch.Generator().manual_seed(0))
     return _both(matcher, one, one, repeats)
 
@@ -168,7 +168,7 @@ def compare_with_usual(options: argparse.Namespace) -> None:
             seen = ClientStep.of(snapshot).observe()
             lengths, labels = seen.facts.granted.lengths, seen.facts.granted.labels
             assert lengths is not None and labels is not None
-            matcher = Matcher(seen, lengths, Objective("cosine"), length_weight=1.0)
+            matcher = Matcher(seen, lengths, Objective("cosine"), Matching(length_weight=1.0))
             plain = Plain(seen, labels[0])
             rng = torch.Generator().manual_seed(0)
             one, four, many = (matcher.candidates.random(count, rng) for count in (1, 4, matcher.at_once))

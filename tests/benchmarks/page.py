@@ -94,7 +94,8 @@ def facts_of(module: str, arguments: list[str], printed: str) -> Facts:
     seeds = re.search(r"seeds? \[?([\d, ]+)\]?", printed)
     return Facts(
         command=f"python -m {module} {shlex.join(_without_folders(arguments))}".strip(),
-        commit=_git("rev-parse", "--short", "HEAD") + (" and changes" if _git("status", "--porcelain", "-uno") else ""),
+        commit=(_git("rev-parse", "--short", "HEAD") or "unknown")
+        + (" and changes" if _git("status", "--porcelain", "-uno") else ""),
         date=datetime.now(UTC).date().isoformat(),
         seeds=seeds[1].strip() if seeds else "see the command",
         n=numbers_of_rows(printed),
@@ -109,7 +110,12 @@ def _without_folders(arguments: list[str]) -> list[str]:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+    """Return what git prints; empty in a copy without its repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def main() -> None:
@@ -124,11 +130,19 @@ def main() -> None:
     module, *arguments = sys.argv[at + 1 :]
     tee = _Tee(sys.stdout)
     sys.argv = [module, *arguments]
+    ended: SystemExit | None = None
     with redirect_stdout(tee):
-        runpy.run_module(module, run_name="__main__")
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as error:
+            ended = error
+    if ended is not None and not tee.text:
+        raise ended  # nothing was measured
     page = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
     written = section(options.section, facts_of(module, arguments, tee.text), tee.text)
     options.page.write_text(with_section(page, options.section, written), encoding="utf-8")
+    if ended is not None:
+        raise ended
 
 
 if __name__ == "__main__":

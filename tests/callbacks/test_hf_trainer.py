@@ -13,7 +13,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -392,9 +392,9 @@ def test_a_run_after_one_that_is_through_takes_its_folder_and_says_where_that_we
             shutil.rmtree(waiting)  # as a worker that is through with it leaves it
     assert audit.folder == tmp_path / "audit"
     assert (tmp_path / "audit.1" / "spool" / "finished.json").is_file()
-    first_lines = [line for line in capsys.readouterr().err.splitlines() if "leakaudit: keeps " in line]
-    assert "earlier audit" not in first_lines[0]
-    assert first_lines[1].endswith("; the earlier audit there is now in audit.1")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "leakaudit: report: " in line]
+    assert "earlier audit" not in lines[0]
+    assert any("; the earlier audit there is now in audit.1" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize("attach", [True, False])
@@ -540,7 +540,7 @@ def test_the_switch_in_the_environment_turns_it_off(
     audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path))
     trainer = make_trainer(tmp_path, audit)
     audit.attach(trainer)
-    assert "training_step" not in vars(trainer) and "train" not in vars(trainer)
+    assert type(trainer) is Trainer and "train" not in vars(trainer)
     trainer.train()
     assert audit.folder is None
     assert not (tmp_path / "audit").exists()
@@ -752,3 +752,59 @@ def test_a_logger_that_fails_costs_the_numbers_only(tmp_path: Path, caplog: pyte
     assert trainer.state.global_step == 3
     assert caplog.text.count("numbers are not logged any more: a logger raised ValueError") == 1
     assert "off for this run" not in caplog.text
+
+
+def _weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("deep", [True, False], ids=["deep", "shallow"])
+def test_a_copy_of_an_attached_trainer_trains_itself(tmp_path: Path, deep: bool) -> None:
+    """The original's weights stay; the copy is of the user's own class."""
+    audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path))
+    trainer = make_trainer(tmp_path, audit)
+    audit.attach(trainer)
+    with tiny_trainer.without_side_process():
+        twin = copy.deepcopy(trainer) if deep else copy.copy(trainer)
+        assert type(twin) is Trainer and isinstance(trainer, Trainer)
+        twin.model = twin.model_wrapped = copy.deepcopy(cast(Any, trainer.model))
+        before, of_twin = _weights(trainer), _weights(twin)
+        twin.train()
+    assert all(torch.equal(p, before[name]) for name, p in _weights(trainer).items())
+    assert any(not torch.equal(p, of_twin[name]) for name, p in _weights(twin).items())
+
+
+class Registered(Trainer):
+    """A trainer that asks for its own class in every way that Python has."""
+
+    subclasses: ClassVar[list[type]] = []
+    steps: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        Registered.subclasses.append(cls)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).steps += 1
+        weight = {Registered: 1.0}[type(self)]
+        return weight * super(self.__class__, self).training_step(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        return super(type(self), self).train(*args, **kwargs)
+
+
+def test_an_attached_trainer_keeps_its_class(tmp_path: Path) -> None:
+    """Code that asks for the class of its object finds the user's own."""
+    audit = LeakAuditCallback(tiny_trainer.audit_config(tmp_path))
+    trainer = make_trainer(tmp_path, audit)
+    trainer.__class__ = Registered
+    Registered.steps = 0
+    audit.attach(trainer)
+    assert type(trainer) is Registered and not Registered.subclasses
+    with tiny_trainer.without_side_process():
+        trainer.train()
+    assert Registered.steps == trainer.state.global_step == 3
+    assert audit._kept_so_far() == 3
+    twin = make_trainer(tmp_path / "twin")
+    twin.__class__ = Registered
+    twin.train()
+    assert Registered.steps == 6 and audit._kept_so_far() == 3, "another trainer of the class is not audited"

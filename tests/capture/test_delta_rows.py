@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.audit.verification import FLOAT32_TOLERANCE, verify
+from leakaudit.audit.accuracy import FLOAT32_TOLERANCE
+from leakaudit.audit.verification import verify
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.results.schema import Verification, VerificationStatus

@@ -90,7 +90,7 @@ time.time = _back
 datetime.datetime = _Datetime
 sys.modules["pandas"] = None  # its compiled code wants the real datetime, and nothing of ours needs it
 """
-"""A `sitecustomize` that turns the clock back in the worker, which inherits the trainer's path."""
+"""A `sitecustomize` that turns the clock back in the worker, which inherits `PYTHONPATH`."""
 
 
 def test_two_hundred_snapshots_in_a_row_although_a_worker_is_killed_and_the_clock_goes_backwards(
@@ -102,7 +102,7 @@ def test_two_hundred_snapshots_in_a_row_although_a_worker_is_killed_and_the_cloc
     """
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / "sitecustomize.py").write_text(BACKWARDS)
-    monkeypatch.syspath_prepend(str(tmp_path / "back"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "back"))
     hours = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: 1.7e9 - 3600.0 * next(hours))
     scratch = tmp_path / "tmp"

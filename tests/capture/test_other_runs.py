@@ -39,12 +39,8 @@ def test_what_is_kept_is_true_and_training_is_the_same(tmp_path: Path, case: Con
     assert row.stamp == case.stamp, "\n".join([row.line(), *row.said])
 
 
-def test_hardly_any_is_refused() -> None:
-    """At most a tenth of what people train is not audited.
-
-    It is refused, never kept, or a mismatch.
-    """
-    lost = [
-        case.name for case in other_runs.ALL if any(word in case.stamp for word in ("refused", "none kept", "mismatch"))
-    ]
-    assert len(lost) <= len(other_runs.ALL) / 10, lost
+def test_most_are_verified_and_hardly_any_is_refused() -> None:
+    """A mismatch is a step whose update no other process can compute."""
+    stamps = [case.stamp for case in other_runs.ALL]
+    assert sum(stamp == "verified" for stamp in stamps) >= 74, stamps
+    assert sum("refused" in stamp or "none kept" in stamp for stamp in stamps) <= len(stamps) / 20

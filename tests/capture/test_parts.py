@@ -23,37 +23,10 @@ from leakaudit.results.schema import AttemptStatus, Score, VerificationStatus
 from leakaudit.storage.snapshot_files import read_tensors, write_tensors
 from leakaudit.storage.snapshots import read_snapshot
 from tests.support import tiny
+from tests.support.deep import MODELS, gpt2, llama
+from tests.support.snapshots import edit_manifest
 
 SENTENCE = "the old dog chased a small blue fish near the river"
-
-
-def bert() -> nn.Module:
-    return tiny.bert(
-        num_labels=3,
-        hidden_size=96,
-        num_attention_heads=6,
-        intermediate_size=192,
-        num_hidden_layers=5,
-        initializer_range=0.2,
-    )
-
-
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    shape = {"n_layer": 5, "n_embd": 96, "n_head": 6, "initializer_range": 0.2}
-    return tiny.hf.GPT2LMHeadModel(tiny.hf.GPT2Config(**(tiny.gpt2_config().to_dict() | shape)))
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    config = tiny.hf.LlamaConfig(
-        vocab_size=len(tiny.VOCABULARY), hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=192,
-        num_hidden_layers=5, max_position_embeddings=tiny.POSITIONS, initializer_range=0.2,
-    )  # fmt: skip
-    return tiny.hf.LlamaForCausalLM(config)
-
-
-MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama}
 
 
 def train(
@@ -70,7 +43,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {
         "out_dir": folder, "every_n_steps": 9, "schedule": "deferred", "at_end": "leave", "keep_snapshots": True,
-        "attacks": ["embedding-rows", "span", "idlg", "dlg"], "controls": 1,
+        "attacks": ["embedding-rows", "span", "idlg", "dlg"], "controls": 1, "attack_recovered_steps": True,
     }  # fmt: skip
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     gradients = []
@@ -138,9 +111,8 @@ def test_the_results_say_what_was_not_kept_and_span_reads_what_was(tmp_path: Pat
     assert isinstance(recall, Score)
     # The last word of a decoder's text is no input of anything that is learnt from: only the head's update tells it.
     assert recall.value == pytest.approx(1.0 if kind == "bert" else (words - 1) / words)
-    assert results.steps[0].verification.status is VerificationStatus.UNVERIFIABLE, (
-        "what does not come back is no evidence"
-    )
+    assert results.steps[0].verification.status is VerificationStatus.VERIFIED
+    assert results.steps[0].words_not_kept == (kind != "bert"), "a text that cannot come back whole is no evidence"
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -189,12 +161,12 @@ def test_rows_that_do_not_fit_their_table_are_refused(tmp_path: Path) -> None:
     train(tmp_path / "audit", "llama")
     path, _ = snapshot(tmp_path / "audit")
     tensors = read_tensors(path / OBSERVED)
+    key, rows = "row_index/model.embed_tokens.weight", "row_values/model.embed_tokens.weight"
+    assert key in tensors
     for index in (torch.tensor([10**6]), torch.tensor([-1]), torch.tensor([0.0])):
         (path / OBSERVED).unlink()
-        changed = tensors | {"rows/index": index, "rows/values": torch.ones(1, 96)}
+        changed = tensors | {key: index, rows: torch.ones(1, 96)}
         name, digest = write_tensors(path / OBSERVED, changed)
-        text = json.loads((path / "snapshot.json").read_text())
-        text["digests"][name] = digest
-        (path / "snapshot.json").write_text(json.dumps(text))
+        edit_manifest(path, lambda raw: raw["digests"].update({name: digest}))  # noqa: B023 - called at once
         with pytest.raises(SnapshotDamagedError, match="do not fit the table"):
             read_snapshot(path)

@@ -111,13 +111,13 @@ def test_a_run_of_unknown_length_is_covered_at_growing_distances(first: int) -> 
     ("total", "keys", "said"),
     [
         (3, {}, "keeps all 3 steps|more than this run has, so it can fail the policy and not pass it"),
-        (1_200, {}, "keeps 60 of 1,200 steps (every 20th)|the policy needs 59 steps to pass"),
+        (1_200, {}, "keeps 60 of 1,200 steps (every 20th)|"),
         (1_200, {"max_snapshots": 5}, "keeps 5 of 1,200 steps (every 240th)|cannot reach: set `max_snapshots: 59`"),
         (300, {}, "keeps 30 of 300 steps (every 10th)|cannot reach: set `every_n_steps: 5`"),
-        (10_000, {"every_n_steps": 1}, "keeps 65 of 10,000 steps (every step, up to step 64)|needs 59 steps to pass"),
-        (None, {"every_n_steps": 100}, "keeps every 100th step (up to 65)|needs 59 steps to pass"),
+        (10_000, {"every_n_steps": 1}, "keeps 65 of 10,000 steps (every step, up to step 64)|"),
+        (None, {"every_n_steps": 100}, "keeps every 100th step (up to 65)|"),
         (None, {}, "keeps steps 0, 1, 2, 4, 8, 16 and so on at growing distances (up to 65|by step 6,686"),
-        (5, {"first_step": 9}, "will keep no step: the run has 5, and `first_step` is 9|"),
+        (5, {"first_step": 9}, "will keep no step: the run has 5, and `first_step` is 9|more than this run has"),
     ],
 )
 def test_the_plan_says_what_it_keeps_and_what_the_policy_needs(total: int, keys: Any, said: str) -> None:
@@ -125,7 +125,8 @@ def test_the_plan_says_what_it_keeps_and_what_the_policy_needs(total: int, keys:
     made, config = of(total, **keys), AuditConfig(**keys)
     steps, policy = said.split("|")
     assert steps in made.steps_in_words()
-    assert policy in made.policy_in_words(config, room=100)
+    words = made.policy_in_words(config, room=100)
+    assert policy in words if policy else not words
 
 
 @pytest.mark.parametrize(
@@ -159,4 +160,4 @@ def test_the_longest_time_that_attacks_take_is_said() -> None:
     """By their budgets, defences included."""
     assert plan.time_in_words(
         AuditConfig(defenses=(PluginSpec(name="round"), PluginSpec(name="prune")), budget_s=10)
-    ) == ("8 attacks x 3 defences, up to 10 s each: up to 4 min a step")
+    ) == ("7 attacks x 3 defences, up to 10 s each: up to 4 min a step")

@@ -19,6 +19,7 @@ import torch
 
 from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.capture.context import OFF_SWITCH
+from leakaudit.capture.recording.background_writer import BackgroundWriter
 from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.capture.recording.step_writer import StepWriter
 from leakaudit.capture.worker.process import SideProcess
@@ -72,6 +73,32 @@ def test_every_due_step_waits_while_the_battery_is_busy(tmp_path: Path, capsys: 
     assert "6 steps kept; training was held up" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("distance", ["auto", 1, 2])
+def test_a_stuck_disk_is_waited_for_once(
+    tmp_path: Path, distance: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first wait in vain is said, and no later step waits.
+
+    The end of the run waits a little for the step on its way.
+    """
+    waits: list[float] = []
+
+    def wait(self: BackgroundWriter, patience_s: float) -> bool:
+        waits.append(patience_s)
+        return self.thread is None
+
+    monkeypatch.setattr(BackgroundWriter, "wait", wait)
+    monkeypatch.setattr(BackgroundWriter, "writing", lambda self: self.thread is not None)
+    with idle_worker():
+        train(audit_config(tmp_path, at_end="leave", every_n_steps=distance), 6, patience=False, total=6)
+    assert waits == [
+        10.0,
+        10.0,
+        10.0,
+    ]  # before the first step there is nothing to wait for; then once in vain, and at the end
+    assert capsys.readouterr().err.count("no later step waits for the disk") == 1
+
+
 def test_a_full_spool_is_the_reason_that_is_said_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,15 +134,18 @@ def test_a_step_that_comes_while_the_writer_is_at_work_is_counted_as_that(
 
     monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
-        train(audit_config(tmp_path, at_end="leave"), 4, patience=False)
+        train(audit_config(tmp_path, at_end="leave", every_n_steps="auto"), 4, patience=False)  # 0, 1, 2, 4...
     assert kept_steps(tmp_path) == [0]
-    assert "1 step kept; 3 steps not kept: the step before was still on its way to the disk" in capsys.readouterr().err
+    assert "1 step kept; 2 steps not kept: the step before was still on its way to the disk" in capsys.readouterr().err
 
 
-def test_a_run_of_a_few_steps_keeps_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a short run the next step waits for the disk.
+@pytest.mark.parametrize(("distance", "total"), [("auto", 3), (1, None)])
+def test_steps_of_a_short_run_and_steps_that_were_asked_for_are_all_kept(
+    tmp_path: Path, distance: Any, total: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step waits for the disk.
 
-    The end of the run would wait for it anyway.
+    The end of a short run would wait for it anyway.
     """
     write = StepWriter.__call__
 
@@ -125,7 +155,7 @@ def test_a_run_of_a_few_steps_keeps_all_of_them(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(StepWriter, "__call__", slowly)
     with idle_worker():
-        train(AuditConfig(out_dir=tmp_path / "audit", at_end="leave"), 3, patience=False, total=3)
+        train(audit_config(tmp_path, at_end="leave", every_n_steps=distance), 3, patience=False, total=total)
     assert kept_steps(tmp_path) == [0, 1, 2]
 
 

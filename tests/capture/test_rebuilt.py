@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,18 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.capture.fitness import Fit
 from leakaudit.client.snapshot import Snapshot
+from leakaudit.client.step import ClientStep
 from leakaudit.errors import ModelError
 from leakaudit.models.first_blocks import first_parts
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.models.unstored_state import unstored_buffers
-from leakaudit.results.schema import VerificationStatus
+from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.storage.partial_steps import build_first_blocks
 from tests.support import tiny
 from tests.support.tiny_trainer import Rows, audit_config, make_trainer, stamp, train
@@ -205,3 +208,55 @@ def test_a_step_of_which_parts_are_kept_is_rebuilt_with_the_same_buffers_and_num
     made: Any = build_first_blocks(recipe, 2, {name: everything[name] for name in parts.weights})
     assert len(made.model.layers) == 2 and made.model.layers[1].mlp.act_fn.negative_slope == 0.3
     assert torch.equal(made.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+# ---------------------------------------------------------------------- other code than the attackers' model
+
+
+def _judged(snapshot: Snapshot) -> Verification:
+    return stamp_of(snapshot, ClientStep.of(snapshot))
+
+
+def _loud(plain: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return (2 * plain(*args, **kwargs)[0], None)
+
+    return forward
+
+
+def _logged(module: nn.Module, args: Any, output: Any) -> None:
+    """Change nothing."""
+
+
+def test_a_step_of_other_code_is_no_evidence_and_its_note_names_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patched class leaves no trace in the model that attacks get."""
+    attention = hf.models.bert.modeling_bert.BertSelfAttention
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "forward", _loud(attention.forward))
+        found = train(tmp_path, model=tiny.bert())
+    stamped = _judged(found[0])
+    assert stamped.status is VerificationStatus.UNVERIFIABLE
+    assert "cosine" in stamped.note and stamped.note.endswith("say how the model is made with `rebuilt_by`")
+    assert f"BertSelfAttention of {attention.__module__} runs another `forward` (defined in {__name__})" in stamped.note
+
+
+def test_a_hook_that_changes_nothing_leaves_a_step_verified(tmp_path: Path) -> None:
+    """Its note says nothing."""
+
+    model = tiny.bert(dropout=0.1)
+    model.register_forward_hook(_logged)
+    found = train(tmp_path, model=model)
+    stamped = _judged(found[0])
+    assert found[0].recipe.code.own == {f"a forward hook: `_logged` of {__name__}": ("",)}
+    assert (stamped.status, stamped.note) == (VerificationStatus.VERIFIED, "")
+
+
+def test_a_step_of_another_batch_stays_a_mismatch(tmp_path: Path) -> None:
+    """Where no code differs, nothing else explains it."""
+    found = train(tmp_path, model=tiny.bert())
+    wrong = dataclasses.replace(found[0], truth=found[1].truth)
+    stamped = _judged(wrong)
+    assert stamped.status is VerificationStatus.MISMATCH
+    assert "rebuilt_by" not in stamped.note

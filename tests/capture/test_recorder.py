@@ -71,9 +71,13 @@ class Loop:
         return self.written
 
 
+def dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
 def same(one: Any, two: Any) -> bool:
     """Return whether two updates are equal bit by bit."""
-    return set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in two)
+    return set(one) == set(two) and all(torch.equal(dense(one[name]), dense(two[name])) for name in two)
 
 
 def test_the_update_is_what_the_optimizer_got_and_the_weights_are_those_before() -> None:
@@ -142,7 +146,7 @@ def test_row_9_the_scale_of_a_grad_scaler_is_taken_out_for_fused_optimizers() ->
     scaled = loop.update()
     scaler.step(loop.optimizer)
     kept = loop.wait()[0]
-    assert all(torch.allclose(kept.update[name], scaled[name] / 1024.0) for name in scaled)
+    assert all(torch.allclose(dense(kept.update[name]), scaled[name] / 1024.0) for name in scaled)
 
 
 def test_row_10_a_step_that_the_scaler_skips_leaves_no_batch_behind() -> None:
@@ -215,16 +219,20 @@ def test_buffers_are_there_before_the_first_step() -> None:
     before = {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
     loop.step()
     loop.wait()
-    assert before and before == {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
+    after = {name: buffer.data_ptr() for name, buffer in loop.recorder.buffers.tensors.items()}
+    assert before and before.items() <= after.items()
+    added = {loop.model.get_parameter(name.removeprefix("u/")) for name in after.keys() - before.keys()}
+    assert added <= {m.weight for m in loop.model.modules() if isinstance(m, nn.Embedding)}, "whose rows are few"
 
 
 def test_buffers_are_reused_from_step_to_step() -> None:
     """Fresh memory would cost several times as much."""
     loop = Loop()
     loop.step(0)
-    first = {name: value.data_ptr() for name, value in loop.wait()[0].update.items()}
+    first = {name: value.data_ptr() for name, value in loop.wait()[0].update.items() if not value.is_sparse}
     loop.step(1)
-    assert {name: value.data_ptr() for name, value in loop.wait()[1].update.items()} == first
+    again = {name: value.data_ptr() for name, value in loop.wait()[1].update.items() if not value.is_sparse}
+    assert again == first and len(first) > 10
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -256,13 +264,13 @@ def test_parameters_that_the_optimizer_does_not_move_are_frozen_or_the_step_is_n
         assert "give the audit all optimizers, `watch(model, [a, b])`" in caplog.text
 
 
-def test_sparse_gradients_are_kept_as_dense_ones() -> None:
+def test_sparse_gradients_are_kept_with_the_rows_of_the_words() -> None:
     """`nn.Embedding(sparse=True)` gives a sparse gradient."""
     loop = Loop()
     loop.model.get_input_embeddings().sparse = True  # type: ignore[operator]
     loop.step()
     kept = loop.wait()[0]
-    rows = kept.update[tiny.word_table(loop.model)].norm(dim=1)  # (V,)
+    rows = dense(kept.update[tiny.word_table(loop.model)]).norm(dim=1)  # (V,)
     assert set(rows.nonzero().flatten().tolist()) == set(IDS[0].tolist())
 
 
@@ -323,7 +331,7 @@ def test_anything_unforeseen_ends_the_recording_and_nothing_else(caplog: pytest.
         loop.step(step)
         loop.wait()
     assert loop.recorder.disabled
-    assert caplog.text.count("leakaudit stops recording after a ValueError") == 1
+    assert caplog.text.count(" after a ValueError") == 1
     assert "dog" not in caplog.text
 
 
@@ -437,7 +445,7 @@ def test_a_step_that_is_too_large_for_the_pool_is_written_while_the_optimizer_wa
 
         def write(kept: KeptStep, written: Any = written) -> None:
             written.append(
-                ({n: g.clone() for n, g in kept.update.items()}, {n: w.clone() for n, w in kept.weights.items()})
+                ({n: dense(g).clone() for n, g in kept.update.items()}, {n: w.clone() for n, w in kept.weights.items()})
             )
 
         loop = Loop(torch.optim.AdamW, write)

@@ -244,6 +244,18 @@ def test_what_was_sent_is_a_second_column_and_what_the_policy_judges(tmp_path: P
     assert len(entries) == 3 * 2 * 2
 
 
+def test_weights_in_half_precision_leak_their_words(tmp_path: Path) -> None:
+    """Nobody declared the rounding; the attack reads the rows that changed."""
+    trainer = trainer_round(tmp_path, learning_rate=0.1, config={"controls": 0})
+    kept = open_round(tmp_path / "audit")
+    assert kept is not None
+    kept.sent(sent_by(trainer, torch.Tensor.half))
+    results = results_of(tmp_path)
+    (step,) = results.steps
+    assert step.sent is not None and step.sent.status is VerificationStatus.VERIFIED
+    assert {a.defense for a in results.attempts if "all_words" in a.events} == {"none", AS_SENT}
+
+
 def test_rounds_that_were_sent_as_produced_have_one_column(tmp_path: Path, idle: None) -> None:
     """Saying so, and saying nothing, is the same."""
     trainer = trainer_round(tmp_path)

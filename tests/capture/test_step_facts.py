@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlatte
 from leakaudit.attacks.llg import Llg
 from leakaudit.attacks.target_tokens import TargetTokens
 from leakaudit.audit.audit import Audit
+from leakaudit.audit.verification import verify
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.capture.describe import precision_of
 from leakaudit.capture.recording.step_facts import loader_bound
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import PluginSpec
@@ -361,3 +364,41 @@ def test_the_report_has_the_masked_words_of_a_masked_language_model(tmp_path: Pa
     assert not {"exact_sequence", "exact_sentence"} & {*named.events, *spanned.events}
     assert results.controls.positive.k == 1
     assert any("recall of masked words" in line for line in cell_for(results, "target-tokens", "none").lines)
+
+
+# ---------------------------------------------------------------------- the precision
+
+
+@pytest.mark.parametrize(
+    ("device", "products", "dtype", "expected"),
+    [
+        ("cuda:0", "high", torch.float32, "tf32"),
+        ("cuda:0", "highest", torch.float32, "float32"),
+        ("cuda:0", "high", torch.bfloat16, "bfloat16"),
+        ("cpu", "high", torch.float32, "float32"),
+    ],
+)
+def test_products_rounded_to_tf32_are_a_precision_of_their_own(
+    device: str, products: str, dtype: torch.dtype, expected: str
+) -> None:
+    """A step of a GPU that rounds them is no mismatch where nothing does."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(products)
+    try:
+        assert precision_of(dtype, torch.device(device)) == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("tf32", "verified"), ("float32", "mismatch")])
+def test_a_step_in_tf32_may_be_off_by_its_rounding(precision: str, expected: str) -> None:
+    """Here by up to 2^-8 of each entry, which is more than float32 explains."""
+    step = tiny.client_step(tiny.bert(initializer_range=0.2), TOKENIZER, ["the old dog chased a cat ."], [1])
+    step = replace(step, facts=step.facts.model_copy(update={"dtype": precision}))
+    observed = {name: update.clone() for name, update in step.update().items()}
+    random = torch.Generator().manual_seed(0)
+    for update in observed.values():
+        update.mul_(1 + 2.0**-8 * (2 * torch.rand(update.shape, generator=random) - 1))
+    found = verify(step, observed)
+    assert found.relative_error is not None and 1e-3 < found.relative_error < 1e-2
+    assert str(found.status.value) == expected

@@ -5,6 +5,7 @@ A leak blocks, a round that protects passes, and whatever cannot be judged block
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from leakaudit.audit.rounds import Trainers
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.rounds import finish, judge_round, open_round
 from leakaudit.capture.rounds import registry
 from leakaudit.capture.worker.shared_process import SharedSideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.verdict import Status
+from leakaudit.storage.held_rounds import held_rounds
+from leakaudit.storage.spool import Spool
 from tests.support import tiny, tiny_trainer
 
 SCALE = 20.0
@@ -103,6 +107,29 @@ def test_a_judgement_that_takes_too_long_is_a_block(tmp_path: Path, monkeypatch:
     late = judge_round(timeout_s=0.5)
     assert late.status is Status.ERROR and "not finished after 0.5 s" in late.reason
     monkeypatch.setattr(SharedSideProcess, "ensure", lambda self: False)
+
+
+def test_a_round_waits_for_what_is_sent_as_long_as_the_client_lives(tmp_path: Path, idle: None) -> None:
+    """A worker that took the round earlier would judge another update."""
+    trainer_round(tmp_path)
+    audit = registry.audit_in()
+    assert audit is not None and audit.tasks.wait(20)
+    (held,) = held_rounds(audit.spool.root)
+    os.utime(held, (0, 0))
+    Trainers(*Spool.open(audit.spool.root)).release_held()
+    assert held_rounds(audit.spool.root) == [held]
+
+
+def test_a_round_is_not_judged_without_what_is_sent(tmp_path: Path, idle: None) -> None:
+    """The worker has the round already, so it would judge what the training produced."""
+    trainer = trainer_round(tmp_path)
+    audit, kept = registry.audit_in(), open_round()
+    assert audit is not None and kept is not None and audit.tasks.wait(20)
+    (held,) = held_rounds(audit.spool.root)
+    held.rename(held.with_suffix(".ready"))
+    kept.sent(with_noise(trainer.model))
+    judged = judge_round()
+    assert judged.status is Status.ERROR and "does not have what is sent" in judged.reason
 
 
 def test_a_crash_of_the_judgement_is_a_block(tmp_path: Path, idle: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_the_last_line_names_what_stays_what_is_in_it_and_how_it_goes(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "snapshots that stay" in line]
     spool = tmp_path / "audit" / "spool"
     assert str(spool) in line
-    assert "cannot be audited any more: step 0" in line and "not audited to the end: step 2, 4" in line
+    assert "set aside: step 0" in line and "not audited to the end: step 2, 4" in line
     assert "the private batch and its labels, by design, in clear" in line
     command = line.split("`leakaudit ")[-1].split("`")[0].split()
     assert command == ["snapshots", "purge", str(spool), "--all"]
@@ -73,7 +73,7 @@ def test_an_exception_of_the_users_leaves_the_same_word(tmp_path: Path, capfd: p
     with pytest.raises(KeyboardInterrupt):
         _train(tmp_path / "audit", breaks)
     said = capfd.readouterr().err
-    assert "cannot be audited any more: step 0" in said and "not audited to the end: step 2 " in said
+    assert "set aside: step 0" in said and "not audited to the end: step 2 " in said
 
 
 def test_nothing_is_said_where_nothing_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

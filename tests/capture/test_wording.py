@@ -38,8 +38,15 @@ def test_a_batch_that_stays_on_the_disk_is_spoken_of(
     except KeyboardInterrupt:
         assert stop
     said = capsys.readouterr().err
-    assert "keeps 1 of 2 steps (every 20th), leaves them to `leakaudit worker` (8 attacks, up to 60 s each" in said
-    assert "the policy needs 59 steps to pass, more than this run has" in said
+    kept, report, off = said.splitlines()[:3]
+    assert kept.startswith(
+        "leakaudit: keeps 1 of 2 steps (every 20th); the policy needs 59 steps to pass, more than this run has"
+    )
+    report_file = tmp_path / "out" / "report.html"
+    assert report == (
+        f"leakaudit: report: {report_file}, by `leakaudit worker` later (7 attacks, up to 60 s each: up to 7 min a step)"
+    )
+    assert off == "leakaudit: switch off: LEAKAUDIT_DISABLED=1"
     assert ("1 step was kept" if stop else "1 step kept") in said and "1 steps" not in said
     spool = tmp_path / "out" / "spool"
     assert f"snapshots that stay in {spool}: not audited to the end: step 0" in said
@@ -51,4 +58,4 @@ def test_a_batch_that_stays_on_the_disk_is_spoken_of(
 def test_every_step_needs_no_ordinal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The shortest plan."""
     _train(tmp_path, 1, stop=False, every=1)
-    assert "keeps the only step, " in capsys.readouterr().err
+    assert "keeps the only step; " in capsys.readouterr().err

@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 
 from leakaudit.capture.remaining_snapshots import command_to_continue
+from leakaudit.capture.worker import process as process_module
 from leakaudit.capture.worker import restarts as worker_restarts
 from leakaudit.capture.worker import wait as worker_wait
 from leakaudit.capture.worker.environment import clean_environment
-from leakaudit.capture.worker.process import SideProcess
+from leakaudit.capture.worker.process import SideProcess, start_worker
 from leakaudit.config.audit import AuditConfig
+from leakaudit.models import factories
 from leakaudit.storage.encryption import new_identity
-from leakaudit.storage.parent_watch import KEY_VARIABLE, PARENT_VARIABLE
+from leakaudit.storage.parent_watch import FACTORIES_VARIABLE, KEY_VARIABLE, ORPHANED, PARENT_VARIABLE
 from leakaudit.storage.spool import Spool
 from tests.support import tiny, tiny_trainer
 
@@ -259,6 +261,28 @@ def test_a_fork_of_the_trainer_does_not_end_the_audit(tmp_path: Path, monkeypatc
     assert side._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_end_of_the_program_asks_the_side_process_for_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow: bool
+) -> None:
+    """It gets the trainer's priority; a slow one ends itself after the program."""
+    monkeypatch.setattr(process_module, "TERMINATED_SECONDS", 1.0 if slow else 60.0)
+    answer = "SIG_IGN" if slow else "SIG_DFL"
+    side = make(
+        tmp_path, monkeypatch, f"import signal; signal.signal(15, signal.{answer}); print(1, flush=True); {SLEEP}"
+    )
+    raised: list[tuple[int, int, int]] = []
+    side.ensure()
+    until(lambda: (tmp_path / "audit" / "worker.log").read_text() == "1\n")
+    monkeypatch.setattr(process_module, "yield_processor", lambda *priority: raised.append(priority))
+    side.end_with_program()
+    assert raised == [(side._process.pid, os.getpid(), 0)]
+    assert side._process.poll() == (None if slow else -signal.SIGTERM)
+    assert "the program ends before the attacks did" in capsys.readouterr().err
+    assert not (side._spool.root / ORPHANED).exists()
+    side._process.kill()
+
+
 def test_a_process_that_cannot_be_started_costs_the_audit_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,40 +322,139 @@ def test_the_key_of_the_run_goes_through_the_pipe_and_nowhere_else(
         assert b"AGE-SECRET-KEY" not in path.read_bytes(), path
 
 
-def test_the_side_process_sees_nothing_of_a_launch_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a launch's variables it would wait for processes that never come.
+CREDENTIALS = [
+    "DATABASE_URL",
+    "REDIS_URL",
+    "MONGODB_URI",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "PIP_INDEX_URL",
+    "PGPASSWORD",
+    "MYSQL_PWD",
+    "SSHPASS",
+    "GITHUB_PAT",
+    "GITHUB_TOKEN",
+    "GH_TOKEN",
+    "GITLAB_TOKEN",
+    "CI_JOB_TOKEN",
+    "CI_JOB_JWT",
+    "WANDB_API_KEY",
+    "WANDB_APIKEY",
+    "HF_TOKEN",
+    "HUGGINGFACE_APIKEY",
+    "HUGGING_FACE_HUB_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_API_KEY",
+    "GCLOUD_KEYFILE_JSON",
+    "SLACK_WEBHOOK_URL",
+    "SLACK_TOKEN",
+    "SENTRY_DSN",
+    "DOCKER_AUTH_CONFIG",
+    "DOCKER_PASSWORD",
+    "KUBECONFIG",
+    "SSH_AUTH_SOCK",
+    "SSH_PRIVATE_KEY",
+    "GPG_PASSPHRASE",
+    "PASSWORD",
+    "SECRET",
+    "TOKEN",
+    "API_KEY",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "COHERE_API_KEY",
+    "NVIDIA_API_KEY",
+    "NVIDIA_NGC_API_KEY",
+    "NGC_CLI_API_KEY",
+    "COMET_API_KEY",
+    "NEPTUNE_API_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "CLEARML_API_SECRET_KEY",
+    "KAGGLE_KEY",
+    "NPM_TOKEN",
+    "TWINE_PASSWORD",
+    "POETRY_PYPI_TOKEN_PYPI",
+    "VAULT_TOKEN",
+    "CONSUL_HTTP_TOKEN",
+    "STRIPE_SECRET_KEY",
+    "LEAKAUDIT_IDENTITY",
+    "db_password",
+    "PYTHON_KEYRING_PASSWORD",
+]
+"""Usual names of variables with credentials, among them some that begin as settings of computing libraries do."""
 
-    It needs no credentials.
-    """
+
+def test_no_credential_reaches_the_side_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computing does not need stays behind, unless the user names it."""
+    assert len(CREDENTIALS) == 63
+    for name in (*CREDENTIALS, "MINE", "OTHER"):
+        monkeypatch.setenv(name, "canary")
+    environment = clean_environment(1, ["MINE"])
+    assert [name for name, value in environment.items() if "canary" in value] == ["MINE"]
+
+
+def test_the_side_process_gets_what_computing_needs_and_nothing_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a launch's variables it would wait for processes that never come."""
     launch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_CPU", "TORCHELASTIC_RUN_ID", "SLURM_PROCID"}
-    secrets = {
-        "HF_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "WANDB_API_KEY",
-        "db_password",
-        "LEAKAUDIT_IDENTITY",
+    wanted = {
+        "LD_LIBRARY_PATH",
+        "LC_ALL",
+        "CUDA_VISIBLE_DEVICES",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTHONPATH",
+        "HF_HOME",
+        "CI",
     }
-    for name in launch | secrets | {"PYTHONINSPECT"}:
+    for name in launch | wanted | {"PYTHONINSPECT", "TORCH_LOGS"}:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("MINE", "kept")
     monkeypatch.setenv("WANDB_MODE", "online")
     environment = clean_environment(threads=3)
-    assert not (launch | secrets | {"PYTHONINSPECT"}) & set(environment)
-    assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
+    assert not (launch | {"PYTHONINSPECT", "TORCH_LOGS"}) & set(environment)
+    assert {name for name, value in environment.items() if value == "1"} >= wanted
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
     assert environment["WANDB_MODE"] == "disabled"
 
 
-def test_the_side_process_finds_modules_where_the_trainer_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This package comes first, then the trainer's path in its order.
+def log_of_a_worker(folder: Path) -> str:
+    """Start a worker on a folder that is no spool, and return its log."""
+    with start_worker(Spool(folder), folder / "log", "cpu") as process:
+        process.wait(timeout=120)
+    return (folder / "log").read_text()
 
-    The interpreter's entries are left out; relative entries are made absolute.
-    """
-    monkeypatch.setattr(sys, "path", [str(tmp_path), "", *sys.path])
+
+def test_a_shadow_of_a_standard_module_behind_it_does_not_break_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old backports and projects with a `types.py` are such shadows."""
+    for name in ("pathlib", "types", "html", "enum", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a shadow')\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert "is no spool" in log_of_a_worker(tmp_path)  # it came as far as its work
+
+
+def test_the_worker_runs_the_package_that_trains_and_finds_the_trainers_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another leakaudit stands first, and the trainer's folder was added late."""
+    mine, other = tmp_path / "my: code", tmp_path / "other"
+    for folder, name in ((mine, "my_models"), (other, "leakaudit")):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(f"raise SystemExit('imported {name}')\n")
+    (mine / "sitecustomize.py").write_text("raise SystemExit('too early')\n")
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    monkeypatch.setattr(sys, "path", [str(mine), "", *sys.path])
     monkeypatch.chdir(tmp_path)
-    paths = clean_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
-    assert Path(paths[0], "leakaudit", "__init__.py").is_file()
-    assert paths.count(str(tmp_path)) == 1 and not any("site-packages" in path for path in paths)
+    code = "import leakaudit.cli, my_models"
+    main = Path(process_module.MAIN).read_text().replace("from leakaudit.cli import main", code)
+    (tmp_path / "start.py").write_text(main.replace("__file__", repr(process_module.MAIN)))
+    monkeypatch.setattr(process_module, "MAIN", str(tmp_path / "start.py"))
+    assert log_of_a_worker(tmp_path).strip() == "imported my_models"
 
 
 def test_the_worker_is_told_whose_death_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,3 +474,19 @@ def test_the_trainers_signal_handlers_are_left_alone(tmp_path: Path, monkeypatch
     side = make(tmp_path, monkeypatch, "pass", wait_at_end_s=20.0)
     side.ensure(), side.wait_or_detach(), side.stop()
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_the_side_process_and_the_command_get_the_makers_that_the_training_vouched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the spool, which another may have made."""
+    code = (
+        f"import os, pathlib; pathlib.Path({str(tmp_path / 'heard')!r}).write_text(os.environ['{FACTORIES_VARIABLE}'])"
+    )
+    side = make(tmp_path, monkeypatch, code)
+    monkeypatch.setattr(factories, "_vouched", {"package.module:Model"})
+    assert command_to_continue(side._spool).endswith(" --allow-factory package.module:Model`")
+    side.ensure()
+    side._process.wait(timeout=60)
+    assert (tmp_path / "heard").read_text() == '["package.module:Model"]'
+    side.stop()

@@ -80,6 +80,29 @@ def test_budgets_bound_the_time_until_each_attack_was_seen(spool: Spool) -> None
     assert progress.look()[1] == 0.0, "an attempt that takes longer than the one before takes no negative time"
 
 
+def test_slow_attacks_on_all_steps_come_after_the_others(spool: Spool) -> None:
+    """As the worker does it: a snapshot is claimed again for its slow attacks."""
+    note(spool, slow=("span",))
+    progress = Progress(spool)
+    said = []
+    for number, attack in ((0, "embedding-rows"), (0, "tag"), (20, "embedding-rows"), (20, "tag"), (0, "span")):
+        if (number, attack) == (20, "embedding-rows"):
+            spool.queue.give_back(spool.root / "000000.run")
+            assert spool.queue.claim(last=lambda path: path.stem == "000000") == spool.root / "000020.run"
+        if (number, attack) == (0, "span"):
+            spool.queue.give_back(spool.root / "000020.run")
+            spool.queue.claim()
+        said.append(progress.look()[0].partition(", up to")[0])
+        finish(spool, number, attack, 1.0)
+    assert said == [
+        "attempt 1 of 6: embedding-rows on step 0",
+        "attempt 2 of 6: tag on step 0",
+        "attempt 3 of 6: embedding-rows on step 20",
+        "attempt 4 of 6: tag on step 20",
+        "attempt 5 of 6: span on step 0",
+    ]
+
+
 def test_when_all_attempts_are_made_the_report_is_waited_for(spool: Spool) -> None:
     """The control step has no number of its own."""
     note(spool)

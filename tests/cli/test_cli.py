@@ -49,6 +49,7 @@ SUMMARY_KEYS = {
     "texts_found",
     "guess_perplexity",
     "precision",
+    "spread",
     "nerr",
     "best_rl",
     "sentences_found",
@@ -377,18 +378,10 @@ def test_a_leak_fails_the_gate_with_exit_three(run_dir: Path, tmp_path: Path) ->
     assert json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))["verdict"] == "FAIL"
 
 
-def test_a_metric_within_its_limit_passes_with_exit_zero(run_dir: Path, tmp_path: Path) -> None:
-    """`max` is what was seen, and a ROUGE of 1 is allowed here."""
+def test_a_rule_that_cannot_fail_is_refused_with_exit_two(run_dir: Path, tmp_path: Path) -> None:
+    """No ROUGE is above 1."""
     policy = _policy(tmp_path, {"metric": "rougeL", "statistic": "max", "max_value": 1.0})
-    result = _run("gate", run_dir, "--policy", policy)
-    assert result.exit_code == 0 and "PASS" in result.stdout
-
-
-def test_too_little_evidence_is_inconclusive_with_exit_four(run_dir: Path, tmp_path: Path) -> None:
-    """Two steps prove no rate, whatever number of steps the policy asks for."""
-    policy = _policy(tmp_path, {"metric": "rougeL", "statistic": "max", "max_value": 1.0}, min_steps=50)
-    result = _run("gate", run_dir, "--policy", policy)
-    assert result.exit_code == 4 and "INCONCLUSIVE" in result.stdout
+    assert _run("gate", run_dir, "--policy", policy).exit_code == 2
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"schema": "leakaudit.results/9.0"}'])
@@ -625,7 +618,7 @@ def test_doctor_warns_of_a_plan_that_can_never_pass(tmp_path: Path, key: str, st
     path = tmp_path / "audit.yaml"
     path.write_text(f"out_dir: {tmp_path / 'audit'}\n{key}\n", encoding="utf-8")
     (found,) = [check for check in examine(path) if check.sentence.startswith("policy: ")]
-    assert "needs 59 steps to pass (8 attacks, up to 60 s each: up to 8 min a step)" in found.sentence
+    assert "needs 59 steps to pass (7 attacks, up to 60 s each: up to 7 min a step)" in found.sentence
     assert found.state == state
     assert ("`max_snapshots: 5` can never pass it: set 59, or auto" in found.sentence) == (state == "warn")
 
@@ -644,9 +637,8 @@ def test_simulate_tries_the_attacks_of_the_callback_unless_others_are_asked_for(
     from leakaudit.cli.battery import battery_of_data
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS, AuditConfig
 
-    assert battery_of_data(None, Path("texts.jsonl")) == DEFAULT_ATTACKS == AuditConfig().attacks
-    assert battery_of_data(None, Path("arrays.safetensors")) == LABEL_ATTACKS
-    assert [spec.name for spec in battery_of_data("span,tag", Path("texts.jsonl"))] == ["span", "tag"]
+    assert battery_of_data(Path("texts.jsonl")) == DEFAULT_ATTACKS == AuditConfig().attacks
+    assert battery_of_data(Path("arrays.safetensors")) == LABEL_ATTACKS
     said = "".join(CliRunner().invoke(main, ["simulate", "--help"]).output.split())
     for specs in (DEFAULT_ATTACKS, LABEL_ATTACKS):
         assert ",".join(spec.name for spec in specs) in said

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -54,13 +55,13 @@ def rules_on_sentences(folder: Path) -> Path:
     ("raw", "message"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "nested more than 30 levels deep"),
-        (b'{"schema": "leakaudit.results/1.4", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
-        (rb'{"schema": "leakaudit.results/1.4", "run": "\ud800"}', "half a surrogate pair"),
+        (b'{"schema": "leakaudit.results/1.6", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
+        (rb'{"schema": "leakaudit.results/1.6", "run": "\ud800"}', "half a surrogate pair"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"", "not readable as JSON"),
-        (b'{"schema": "leakaudit.results/1.4", "min_tokens": NaN}', "NaN is not a finite number"),
+        (b'{"schema": "leakaudit.results/1.6", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
-        (b'{"schema": "leakaudit.results/1.4"}', "does not fit leakaudit.results/1.4: run: Field required"),
+        (b'{"schema": "leakaudit.results/1.6"}', "does not fit leakaudit.results/1.6: run: Field required"),
     ],
 )
 def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -123,7 +124,7 @@ def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path
     )
     assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     path.write_text(json.dumps({key: value for key, value in data.items() if key != "digest"}))
-    assert "has no digest, which leakaudit.results/1.4 requires" in run(tmp_path, "-q").stdout
+    assert "has no digest, which leakaudit.results/1.6 requires" in run(tmp_path, "-q").stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["verdict"] == "ERROR"  # not the PASS of before
 
@@ -201,3 +202,76 @@ def test_a_warning_rule_says_warn_and_stands_behind_the_rules_that_decide() -> N
         line for line in out.getvalue().splitlines() if line.split(" ")[0] in ("PASS", "WARN", "FAIL", "INCONCLUSIVE")
     ]
     assert [line.split()[:2] for line in lines] == [["INCONCLUSIVE", "open"], ["PASS", "rate"], ["WARN", "labels"]]
+
+
+def test_an_earlier_verdict_does_not_outlive_its_results(tmp_path: Path) -> None:
+    """Neither without results nor with a wrong policy does PASS stay on the disk."""
+    path = write(tmp_path, audit(0, 60))
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("schema: leakaudit.policy/1\nname: wrong\nrules: []\n")
+    kept = tmp_path / "verdict.json"
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0 and '"PASS"' in kept.read_text()
+    assert run(tmp_path, "--policy", wrong).exit_code == 2 and not kept.exists()
+    assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
+    path.unlink()
+    assert run(tmp_path).exit_code == 5 and json.loads(kept.read_text())["verdict"] == "ERROR"
+
+
+def test_a_link_to_results_of_a_run_that_was_not_audited_is_refused(tmp_path: Path) -> None:
+    """The mark stands beside the file that the link leads to."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "results.json").symlink_to(write(tmp_path / "run", audit(0, 60)))
+    rules = rules_on_sentences(tmp_path)
+    assert run(tmp_path / "link", "--policy", rules).exit_code == 0
+    mark = {"schema": "leakaudit.not_audited/1.0", "because": "no forward pass", "when": "2026-11-02T10:00:00Z"}
+    (tmp_path / "run" / "not_audited.json").write_text(json.dumps(mark))
+    done = run(tmp_path / "link", "--policy", rules, "-q")
+    assert done.exit_code == 5 and "this run was not audited: no forward pass" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("controls", "negative", "k"),
+        ("catalogue",),
+        ("coverage", "total_steps"),
+        ("steps", 0, "beyond_hidden"),
+        ("run", "simulated"),
+        ("min_tokens",),
+    ],
+)
+def test_a_key_that_this_version_writes_may_not_be_missing(tmp_path: Path, path: tuple[str | int, ...]) -> None:
+    """Its default may say that nothing is wrong."""
+    data = to_json(audit(0, 60))
+    inner: Any = data
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    (tmp_path / "results.json").write_text(json.dumps(data | {"digest": digest_of(data)}))
+    done = run(tmp_path, "-q", "--policy", rules_on_sentences(tmp_path))
+    assert done.exit_code == 5 and f"lacks the key '{path[-1]}'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"coverage": {"total_steps": 3}}, "the run had 3 steps, and 60 are recorded"),
+        ({"controls": {"positive": {"k": 1, "n": 1, "note": "not run"}}}, "its note says that it was not run"),
+        ({"run": {"battery": {"budget_s": 0.0}}}, "attacks ran although each had 0 s"),
+        ({"schema": "leakaudit.results/1.05"}, "this version reads leakaudit.results/1.x"),
+    ],
+)
+def test_a_contradiction_is_an_error_even_with_a_fitting_digest(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Facts that the file states twice must agree."""
+    data = _merged(to_json(audit(0, 60)), changes)
+    (tmp_path / "results.json").write_text(json.dumps(data | {"digest": digest_of(data)}))
+    done = run(tmp_path, "-q", "--policy", rules_on_sentences(tmp_path))
+    assert done.exit_code == 5 and said in done.stdout
+
+
+def _merged(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    new = {k: _merged(data[k], v) if isinstance(v, dict) else v for k, v in changes.items()}
+    return data | new

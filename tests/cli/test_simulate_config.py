@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 
+from leakaudit.audit.audit import Audit
 from leakaudit.cli import main
 from leakaudit.cli.dataclass_options import options_of, values_of
 from leakaudit.client.facts import Granted
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.simulation import GRANTS, Simulation
 from tests.support import tiny
 
@@ -128,3 +133,66 @@ def test_a_required_option_that_is_missing_is_named(given: list[str], missing: s
     """Exit code 2, and no traceback."""
     done = CliRunner().invoke(main, ["simulate", *given], catch_exceptions=False)
     assert (done.exit_code, f"Missing option '{missing}'" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def headless(audit: list[str]) -> list[str]:
+    """Give the command on an encoder without a head, which every seed draws anew."""
+    tiny.bert(seed=1).bert.save_pretrained(audit[audit.index("--model") + 1])  # type: ignore[operator, union-attr]
+    return audit
+
+
+def test_several_seeds_are_the_steps_of_each_with_a_spread(headless: list[str]) -> None:
+    """Seeds stand beside their steps.
+
+    Another seed draws another head, and so another update of the same texts.
+    """
+    found = _results(headless, "--seeds", "3..4,7", "--steps", "2", "--attacks", "random-labels", "--defenses", "none")
+    assert [(step["step"], step["seed"]) for step in found["steps"]] == [(0, 3), (1, 3), (2, 4), (3, 4), (4, 7), (5, 7)]
+    assert len({step["snapshot"] for step in found["steps"]}) == 6
+    assert (found["run"]["seed"], found["coverage"]["total_steps"]) == (3, 6)
+    by_seed: dict[int, list[float]] = {}
+    for one, step in zip(found["attempts"], found["steps"], strict=True):
+        by_seed.setdefault(step["seed"], []).append(one["scores"]["label_accuracy"]["value"])
+    (summary,) = found["summaries"]
+    assert summary["spread"]["label_accuracy"] == pytest.approx(stdev(map(fmean, by_seed.values())))
+
+
+def test_a_seed_among_others_makes_the_steps_that_it_makes_alone(
+    headless: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update of seed 4 does not depend on the seeds before it."""
+    made: list[tuple[int, torch.Tensor]] = []
+    step = Audit.step
+
+    def kept(self: Audit, snapshot: Snapshot, others_wait: Callable[[], bool] = lambda: False) -> bool:
+        update = snapshot.observation.update
+        made.append((snapshot.provenance.step, torch.cat([update[name].flatten() for name in sorted(update)])))
+        return step(self, snapshot, others_wait)
+
+    monkeypatch.setattr(Audit, "step", kept)
+    options = ("--steps", "1", "--attacks", "random-labels", "--defenses", "none")
+    _results(headless, "--seeds", "3,4", *options)
+    _results([*headless, "--fresh"], "--seed", "4", *options)
+    (_, three), (place, four), (_, alone) = made
+    assert place == 1
+    assert torch.equal(four, alone)
+    assert not torch.equal(three, alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seeds", "1..2", "--seed", "1"), "--seed and --seeds"),
+        (("--seeds", "5..1"), "a range rises"),
+        (("--seeds", "1..5000"), "at most 1000"),
+        (("--seeds", "4294967296"), "largest seed"),
+        (("--seeds", "1,,2"), "1..10 or 1,2,5"),
+        (("--seeds", "-1"), "1..10 or 1,2,5"),
+    ],
+)
+def test_seeds_that_are_none_are_refused(audit: list[str], options: tuple[str, ...], said: str) -> None:
+    """Exit code 2, before any attack."""
+    done = CliRunner().invoke(main, [*audit, *options], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())

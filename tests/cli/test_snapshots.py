@@ -18,6 +18,7 @@ from leakaudit.storage.spool_files import Totals
 from tests.audit import test_worker
 from tests.storage import test_retention, test_spool
 from tests.storage.test_retention import audited
+from tests.support.snapshots import edit_manifest
 
 
 def call(*words: object, given: str = "") -> click.testing.Result:
@@ -106,6 +107,15 @@ def test_hold_and_release(tmp_path: Path) -> None:
     assert said == "2 snapshots held, and whatever else comes into this spool; --release takes it off again\n"
     assert call("snapshots", "hold", spool.root, "--release").stdout.startswith("2 snapshots released;")
     assert call("snapshots", "purge", spool.root).stdout.startswith("2 snapshots removed")
+
+
+def test_verify_says_which_snapshots_have_no_digest_of_their_manifest(tmp_path: Path) -> None:
+    """An earlier version wrote them."""
+    spool = audited(tmp_path, 1.0, 2.0)
+    assert "digest" not in call("snapshots", "verify", spool.root).stdout
+    edit_manifest(spool.entries()[0], lambda raw: raw.update(schema="leakaudit.snapshot/1.3"))
+    said = call("snapshots", "verify", spool.root)
+    assert said.exit_code == 0 and "0 problems; 1 of an earlier version, which wrote no digest" in said.stdout
 
 
 def test_verify_exits_5_where_something_is_wrong(tmp_path: Path) -> None:

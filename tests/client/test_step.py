@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.audit import accuracy
 from leakaudit.audit.verification import verify
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import DeclaredDefense
@@ -213,9 +215,40 @@ def test_a_multiple_is_scaled_by_that_much(factor: float) -> None:
     assert found.scale == pytest.approx(factor, rel=1e-6)
 
 
-def test_the_opposite_direction_is_a_mismatch() -> None:
-    """A negative factor is no scale."""
-    assert verify(step(), scaled(step().update(), -1.0)).status is VerificationStatus.MISMATCH
+def secretly(update: Update, seed: int = 0) -> dict[str, Tensor]:
+    """Return every tensor times a factor of its own.
+
+    Factors have either sign and spread over six powers of ten.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    sizes = 10 ** (6 * torch.rand(len(update), generator=rng) - 3)
+    signs = (torch.rand(len(update), generator=rng) < 0.5).float() * 2 - 1
+    return {
+        name: value * float(size * sign) for (name, value), size, sign in zip(update.items(), sizes, signs, strict=True)
+    }
+
+
+@pytest.mark.parametrize("change", [secretly, lambda update: scaled(update, -1.0)], ids=["secret factors", "negated"])
+def test_tensors_with_factors_of_their_own_are_rescaled_and_of_another_batch_a_mismatch(
+    change: Callable[[Update], Update],
+) -> None:
+    """A client cannot escape by factors that the server could undo.
+
+    A factor fits no other batch, whatever it is.
+    """
+    found = verify(step(), change(step().update()))
+    assert found.status is VerificationStatus.RESCALED and found.status.attacked and not found.status.bounds
+    assert found.relative_error is not None and found.relative_error < 1e-6
+    assert "times a factor" in found.note
+    other = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), ["a fish and a horse", "never"], [1, 0])
+    assert verify(step(), change(other.update())).status is VerificationStatus.MISMATCH
+
+
+def test_few_entries_fit_any_batch_and_are_no_evidence_of_this_one() -> None:
+    """The bias of two classes is (a, -a) for every batch."""
+    every = frozenset(name for name, _ in tiny.bert().named_parameters())
+    one = step(frozen=every - {"classifier.bias"})
+    assert verify(one, scaled(one.update(), -1.0)).status is VerificationStatus.MISMATCH
 
 
 def test_another_batch_is_a_mismatch() -> None:
@@ -340,16 +373,97 @@ def test_only_what_a_declared_pruning_left_is_compared() -> None:
     assert verify(one, pruned).status is VerificationStatus.MISMATCH
 
 
-@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", None), ("bfloat16", "bf16"), ("float32", "bf16")])
-def test_half_precision_is_compared_with_its_own_tolerance(dtype: str, autocast: Any) -> None:
-    """A hundredth off is the same update in bfloat16, and another one in float32."""
+# ---------------------------------------------------------------------- rounding is measured
+
+
+def in_bf16(one: ClientStep) -> ClientStep:
+    """Return the step under autocast."""
+    return replace(one, recipe=one.recipe.model_copy(update={"autocast": "bf16"}))
+
+
+def with_other_attention(one: ClientStep) -> ClientStep:
+    """Return the step on a model with eager instead of fused attention."""
+    model: Any = copy.deepcopy(one.model)
+    model.set_attn_implementation("eager")
+    return replace(one, model=model, recipe=one.recipe.model_copy(update={"attention": "eager"}))
+
+
+@pytest.mark.parametrize(
+    ("size", "change"), [(2e-5, lambda one: one), (5e-4, lambda one: one), (1e-2, in_bf16), (2e-2, in_bf16)]
+)
+def test_a_change_larger_than_measured_rounding_is_not_verified(
+    size: float, change: Callable[[ClientStep], ClientStep]
+) -> None:
+    """Though another machine may round by so much."""
+    one = change(step())
+    update = one.update()
+    found = verify(one, noisy(update, size * rms(update)))
+    assert found.status is VerificationStatus.UNVERIFIABLE
+    assert "another order of additions" in found.note
+
+
+@pytest.mark.parametrize("change", [lambda one: one, in_bf16])
+def test_another_attention_kernel_is_within_measured_rounding(
+    change: Callable[[ClientStep], ClientStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if nothing is accepted without a measurement."""
+    one = change(step())
+    one = replace(one, recipe=one.recipe.model_copy(update={"attention": "sdpa"}))
+    monkeypatch.setattr(accuracy, "TIGHT", {"bf16": 0.0})
+    monkeypatch.setattr(accuracy, "FLOAT32_TIGHT", 0.0)
+    found = verify(one, with_other_attention(one).update())
+    assert found.relative_error
+    assert (found.status, found.note) == (VerificationStatus.VERIFIED, "")
+
+
+def test_a_small_secret_factor_is_said() -> None:
+    """It was once taken for rounding."""
+    found = verify(step(), scaled(step().update(), 1.0005))
+    assert found.status is VerificationStatus.SCALED
+    assert found.scale == pytest.approx(1.0005, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factor", "size", "computed"), [(1.0, 0.0, 1), (0.5, 0.0, 1), (-1.0, 0.0, 1), (1.0, 5e-4, 2), (1.0, 0.1, 1)]
+)
+def test_the_second_order_is_computed_only_where_it_decides(
+    factor: float, size: float, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs as much as the first one."""
+    one = step()
+    sent = noisy(scaled(one.update(), factor), size * rms(one.update()))
+    update, calls = ClientStep.update, []
+
+    def counted(self: ClientStep) -> Update:
+        calls.append(self)
+        return update(self)
+
+    monkeypatch.setattr(ClientStep, "update", counted)
+    verify(one, sent)
+    assert len(calls) == computed
+
+
+def test_a_gpus_step_on_a_cpu_keeps_the_wide_tolerance() -> None:
+    """No order of additions on a CPU shows how a GPU rounds, and the note says so."""
+    one = step()
+    batch = with_random_state(one.truth.micro_batches[0], 3)
+    batch = replace(batch, rng={**batch.rng, "cuda": torch.zeros(16, dtype=torch.uint8)})
+    one = replace(one, truth=Truth((batch,)))
+    update = one.update()
+    found = verify(one, noisy(update, 5e-4 * rms(update)))
+    assert found.status is VerificationStatus.VERIFIED
+    assert found.note == "it was trained on cuda and is verified on cpu, so an error of up to 0.001 counts as rounding"
+    assert verify(one, update).note == ""
+    assert verify(one, noisy(update, 2e-3 * rms(update))).status is VerificationStatus.MISMATCH
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.03), ("tf32", 0.01)])
+def test_a_precision_that_is_not_repeated_keeps_its_tolerance(dtype: str, tolerance: float) -> None:
+    """The float32 model shows nothing of it, and the note says so."""
     one = step()
     update = one.update()
-    off = noisy(update, 0.01 * rms(update))
-    assert verify(one, off).status is VerificationStatus.MISMATCH
-    half = replace(
-        one,
-        facts=one.facts.model_copy(update={"dtype": dtype}),
-        recipe=one.recipe.model_copy(update={"autocast": autocast}),
-    )
-    assert verify(half, off).status is VerificationStatus.VERIFIED
+    off = noisy(update, 0.3 * tolerance * rms(update))
+    assert verify(one, off).status is not VerificationStatus.VERIFIED
+    found = verify(replace(one, facts=one.facts.model_copy(update={"dtype": dtype})), off)
+    assert found.status is VerificationStatus.VERIFIED
+    assert found.note.startswith(f"it was computed in {dtype}, which is not repeated here")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.audit.applied_defenses import defenses_found
-from leakaudit.audit.verification import STANDARD_ERRORS, verify
+from leakaudit.audit.declared_noise import STANDARD_ERRORS
+from leakaudit.audit.verification import verify
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep

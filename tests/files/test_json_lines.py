@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from leakaudit.audit.simulation.texts import read_examples
 from leakaudit.cli import main
 from leakaudit.config.simulation import MAX_CLASSES
 from leakaudit.errors import DataError
+from leakaudit.files import json_lines
 from leakaudit.plugins.prior_loading import read_texts
 from leakaudit.results.journal import JournalEntry, Sample, load_journal
 from tests.support import factories
@@ -93,6 +95,17 @@ def test_a_prior_is_as_careful_with_its_texts(tmp_path: Path, content: str) -> N
     with pytest.raises(DataError, match=r"rows\.jsonl:1: ") as caught:
         read_texts(_file(tmp_path, content))
     assert "chased" not in str(caught.value)
+
+
+def test_data_is_a_regular_file_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device has no end, and a pipe waits for a writer."""
+    os.mkfifo(tmp_path / "rows.jsonl")
+    for path in (tmp_path / "rows.jsonl", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match="is not a regular file"):
+            read_texts(path)
+    monkeypatch.setattr(json_lines, "MAX_DATA_BYTES", 1024)
+    with pytest.raises(DataError, match="is larger than 1 KiB; is it the right file"):
+        read_texts(_file(tmp_path, "a dog.\n" * 200, "a.txt"))
 
 
 def test_a_plain_text_may_hold_any_line_break(tmp_path: Path) -> None:

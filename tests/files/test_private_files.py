@@ -44,6 +44,32 @@ def test_a_link_is_not_followed(tmp_path: Path, opens: Callable[[Path], int]) ->
     assert target.read_text() == "as it was"
 
 
+def _others_read(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def _second_name(path: Path) -> None:
+    path.with_name("second").hardlink_to(path)
+
+
+@pytest.mark.parametrize("harm", [_others_read, _second_name])
+def test_nothing_is_appended_to_a_file_that_others_can_read(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """Somebody may have made it before us, to get what we write."""
+    append_line(tmp_path / "journal.jsonl", "one")
+    harm(tmp_path / "journal.jsonl")
+    with pytest.raises(PermissionError, match=r"others own journal.jsonl, or can read or write it: remove it"):
+        append_line(tmp_path / "journal.jsonl", "private")
+    assert (tmp_path / "journal.jsonl").read_text() == "one\n"
+
+
+def test_nothing_is_appended_to_a_file_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its mode lets us."""
+    append_line(tmp_path / "log", "one")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="others own log"):
+        open_to_append(tmp_path / "log")
+
+
 def test_write_atomic_replaces_a_link_and_leaves_its_target(tmp_path: Path) -> None:
     """The name holds the new text, and the file that it pointed to is as it was."""
     target, link = tmp_path / "target", tmp_path / "link"

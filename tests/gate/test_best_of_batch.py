@@ -85,11 +85,11 @@ def test_the_share_of_texts_found_can_be_limited() -> None:
 
 def test_report_and_terminal_say_how_many_texts_were_found() -> None:
     """As a number, because one text of thousands is a share of nearly nothing."""
-    assert "1 of 7552 texts found (ROUGE-L above 0.25)" in cell_for(LEAKED, "span", "none").lines
+    assert "1 of 7552 texts resembled (ROUGE-L above 0.25)" in cell_for(LEAKED, "span", "none").lines
     written = StringIO()
     verdict = evaluate(LEAKED, policy(), now=NOW)
     print_audit(redact(LEAKED, [], verdict, TextMode.MASKED), Console(file=written, width=200))
-    assert "1 of 7552 texts found" in written.getvalue()
+    assert "1 of 7552 texts resembled" in written.getvalue()
     assert "best_rl 0.11" in written.getvalue()
 
 

@@ -31,6 +31,7 @@ def _audit(*attempts: Attempt, beyond: bool | None = True) -> Results:
             token_limit=limit,
         )
         for name, limit in LIMITED.items()
+        if name in found.run.battery.attacks
     }
     return changed(
         found,
@@ -61,7 +62,7 @@ def test_such_an_attack_that_ran_and_found_nothing_is_no_evidence_either() -> No
     assert judge(_audit(*clean), RED_LINE).verdict is Status.INCONCLUSIVE
     assert judge(_audit(*clean), RED_LINE).rules[0].n == 0
     assert judge(_audit(*clean, beyond=False), RED_LINE).verdict is Status.PASS
-    assert judge(_audit(*clean, beyond=None), RED_LINE).verdict is Status.PASS
+    assert judge(_audit(*clean, beyond=None), RED_LINE).rules[0].n == 0  # not said, and 9-16 tokens may be the 12
 
 
 def test_what_it_finds_there_is_proof_all_the_same() -> None:

@@ -48,6 +48,23 @@ def test_a_count_passes_only_with_enough_evidence() -> None:
     assert "The policy asks for 59 steps of evidence; there are 58." in judge(audit(0, 58), RED_LINE).sentence
 
 
+@pytest.mark.parametrize(("clean", "expected"), [(59, Status.PASS), (58, Status.INCONCLUSIVE)])
+def test_a_verdict_on_an_interrupted_audit_says_so(clean: int, expected: Status) -> None:
+    """Also if it is PASS; that of a complete audit does not."""
+    whole = audit(0, clean)
+    stopped = whole.model_copy(update={"run": whole.run.model_copy(update={"interrupted": True})})
+    assert judge(stopped, RED_LINE).verdict is judge(whole, RED_LINE).verdict is expected
+    assert f"Training or audit was interrupted: this covers {clean} steps." in judge(stopped, RED_LINE).sentence
+    assert "interrupted" not in judge(whole, RED_LINE).sentence
+
+
+def test_a_verdict_on_an_interrupted_audit_counts_the_steps_that_lack_attempts() -> None:
+    """The one that was being attacked lacks some."""
+    short = results([step(i) for i in range(60)], [attempt(i) for i in range(59)])
+    stopped = short.model_copy(update={"run": short.run.model_copy(update={"interrupted": True})})
+    assert "this covers 60 steps; 1 step lacks attempts that were due." in judge(stopped, RED_LINE).sentence
+
+
 def test_the_cheapest_way_to_green_is_the_same_policy_under_another_defence() -> None:
     """Every tested defence is judged as if it were shipped."""
     leaks = {"none": True, "prune": False, "noise": True}
@@ -144,3 +161,12 @@ def test_the_gate_runs_without_torch() -> None:
     code = "import sys, leakaudit.gate.evaluate; print(sorted({'torch', 'scipy.stats', 'altair'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("above", "expected"), [(10, Status.FAIL), (3, Status.FAIL), (1, Status.INCONCLUSIVE)])
+def test_a_percentile_that_is_surely_above_its_limit_fails_with_few_steps(above: int, expected: Status) -> None:
+    """Ten of ten scores above 0.5 show that more than 5 % of all scores are."""
+    found = results([step(i) for i in range(10)], [attempt(i, recall=0.9 if i < above else 0.1) for i in range(10)])
+    rule = {"id": "overlap", "metric": "rougeL", "statistic": "p95", "max_value": 0.5}
+    assert (stats.lower_bound(above, 10) > 0.05) == (expected is Status.FAIL)
+    assert judge(found, rule).verdict is expected

@@ -74,7 +74,7 @@ def test_the_words_of_an_event_are_parts_of_sentences(name: str) -> None:
     """They fit into a sentence: no capital at the start and no full stop."""
     event = EVENTS[name]
     for words in (event.clause, event.inverted, event.denial, event.short, event.noun, event.verb):
-        shown = words.format(tokens=8)
+        shown = words.format(tokens=8, any_length="")
         assert shown and shown[0].islower() and shown[-1] not in ".?!"
 
 

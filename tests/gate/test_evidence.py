@@ -9,7 +9,16 @@ import pytest
 
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.results import bounds as stats
-from leakaudit.results.schema import Attempt, AttemptStatus, VerificationStatus
+from leakaudit.results.schema import (
+    AttackEntry,
+    Attempt,
+    AttemptStatus,
+    Catalogue,
+    Missing,
+    Results,
+    Score,
+    VerificationStatus,
+)
 from tests.support.factories import attempt, audit, of_sequences, results, sequence, step, with_scores
 from tests.support.judging import RATE, RED_LINE, judge
 
@@ -36,7 +45,7 @@ def test_a_step_without_a_long_sentence_is_left_out() -> None:
     attempts = [attempt(i, long_enough=i < 40) for i in range(60)]
     rule = judge(results([step(i) for i in range(60)], attempts), RED_LINE).rules[0]
     assert (rule.n, rule.left_out, rule.status) == (40, 20, Status.INCONCLUSIVE)
-    assert "Not counted: 20 steps without a sentence that long." in rule.sentence
+    assert "Not counted: 20 steps without a text that long." in rule.sentence
 
 
 def test_a_step_that_fails_verification_does_not_count() -> None:
@@ -45,7 +54,7 @@ def test_a_step_that_fails_verification_does_not_count() -> None:
     states = [AttemptStatus.SKIPPED if i < 2 else AttemptStatus.RAN for i in range(70)]
     verdict = judge(results(steps, [attempt(i, status=state) for i, state in enumerate(states)]), RED_LINE)
     assert (verdict.unverified_steps, verdict.rules[0].k, verdict.rules[0].n) == (2, 0, 68)
-    assert "2 of 70 attempts (2.9%) crashed, were skipped or had no usable update" in verdict.sentence
+    assert "2 of 70 attempts (2.9%) crashed, were skipped or not needed, or had no usable update" in verdict.sentence
 
 
 def test_out_of_time_counts_as_no_event_but_not_without_limit() -> None:
@@ -59,6 +68,37 @@ def test_out_of_time_counts_as_no_event_but_not_without_limit() -> None:
     assert (late(10).verdict, late(10).rules[0].censored) == (Status.PASS, 10)
     assert late(15).verdict is Status.INCONCLUSIVE
     assert "15 of 60 attempts (25%) ran out of time; the policy allows 20%." in late(15).sentence
+
+
+def _proved(number: int) -> Attempt:
+    """Build an attempt that recovered every text."""
+    found = attempt(number, "span", leaks=True)
+    return of_sequences(found, [one.model_copy(update={"proved": True}) for one in found.sequences])
+
+
+NOT_NEEDED = AttemptStatus.NOT_NEEDED
+
+
+@pytest.mark.parametrize("proved", [0, 1, 30])
+def test_an_attack_that_was_not_needed_neither_adds_nor_hides_anything(proved: int) -> None:
+    """The rule counts what it would count without that attack in the battery."""
+    steps, spans = [step(i) for i in range(60)], [_proved(i) if i < proved else attempt(i, "span") for i in range(60)]
+    second = [attempt(i, "tag", status=NOT_NEEDED if i < proved else AttemptStatus.RAN) for i in range(60)]
+    (alone,), (both,) = (judge(results(steps, tried), RED_LINE).rules for tried in (spans, spans + second))
+    assert (both.status, both.k, both.n, both.lost) == (alone.status, alone.k, alone.n, 0)
+    assert both.due == alone.due + 60 - proved
+
+
+def test_a_rule_about_one_attack_takes_not_needed_for_missing() -> None:
+    """It does not ask the attack that proved the texts, so its own says nothing."""
+    only = RED_LINE | {"scope": {"attack": "tag"}}
+    steps, spans = [step(i) for i in range(60)], [_proved(i) for i in range(60)]
+    verdict = judge(results(steps, spans + [attempt(i, "tag", status=NOT_NEEDED) for i in range(60)]), only)
+    assert (verdict.verdict, verdict.rules[0].n, verdict.rules[0].lost) == (Status.INCONCLUSIVE, 0, 60)
+    assert "60 not needed" in verdict.sentence
+    half = [attempt(i, "tag", status=NOT_NEEDED if i < 30 else AttemptStatus.RAN) for i in range(60)]
+    verdict = judge(results(steps, spans + half), only)
+    assert (verdict.verdict, verdict.rules[0].n, verdict.rules[0].lost) == (Status.INCONCLUSIVE, 30, 30)
 
 
 def test_crashes_of_one_attack_are_not_hidden_by_another() -> None:
@@ -91,7 +131,7 @@ def test_shipped_is_the_update_as_observed() -> None:
     attempts = [attempt(i, defense=name, leaks=name == "none") for i in range(60) for name in ("none", "prune")]
     found = results([step(i) for i in range(60)], attempts)
     assert judge(found, RED_LINE).verdict is Status.FAIL
-    assert judge(found, RED_LINE | {"scope": {"defense": "prune"}}).verdict is Status.PASS
+    assert judge(found, RED_LINE | {"scope": {"defense": "prune"}}).rules[0].k == 0
 
 
 @pytest.mark.parametrize(
@@ -186,13 +226,13 @@ def test_an_unverifiable_step_without_a_leak_is_no_evidence(stamp: VerificationS
 
 
 def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
-    """Leaking ones would make the rate too large, the others too small."""
+    """They count as clean in the lower bound and as leaks in the upper one."""
     steps = [step(i, UNVERIFIABLE if i < 50 else VerificationStatus.VERIFIED) for i in range(108)]
     found = results(steps, [attempt(i, leaks=i < 5) for i in range(108)])
     rule = judge(found, RATE).rules[0]
     assert (rule.k, rule.n, rule.silent, rule.status) == (5, 63, 45, Status.INCONCLUSIVE)
-    assert rule.lower == stats.lower_bound(5, 108) and rule.upper == stats.upper_bound(5, 63)
-    assert "Not counted: 45 unverifiable steps from which nothing of the kind came back." in rule.sentence
+    assert rule.lower == stats.lower_bound(5, 108) and rule.upper == stats.upper_bound(50, 108)
+    assert "45 of 108 audited steps could not be judged (unverifiable): to pass, they count as leaks." in rule.sentence
     assert "The policy asks for 59 steps of evidence; there are 58." in rule.reasons
 
 
@@ -200,9 +240,10 @@ def test_unverifiable_steps_bound_a_rate_from_neither_side() -> None:
     ("statistic", "n", "k", "expected"),
     [
         ("max", 60, 1, Status.FAIL),
-        ("max", 60, 0, Status.PASS),
+        ("max", 60, 0, Status.INCONCLUSIVE),
         ("mean", 60, 1, Status.PASS),
-        ("p95", 60, 1, Status.PASS),
+        ("p95", 60, 1, Status.INCONCLUSIVE),
+        ("p95", 92, 1, Status.PASS),
     ],
 )
 def test_a_score_of_an_unverifiable_step_counts_only_where_it_is_proof(
@@ -254,3 +295,74 @@ def test_most_words_of_a_sentence_are_judged() -> None:
         for a in (attempt(i, recall=11 / 12) for i in range(60))
     ]
     assert judge(results(steps, unknown), rule).rules[0].n == 0
+
+
+def _partly_judged(unjudged: int, judged: int, status: AttemptStatus = AttemptStatus.NOT_APPLICABLE) -> Results:
+    """Build clean steps; to the first ones the attack does not apply."""
+    states = [status] * unjudged + [AttemptStatus.RAN] * judged
+    return results([step(i) for i in range(len(states))], [attempt(i, status=s) for i, s in enumerate(states)])
+
+
+def test_steps_that_nobody_could_judge_count_as_leaks_where_a_rule_is_to_pass() -> None:
+    """They leave neither the bound nor the sentence: 0 of 43 is not 0 of 60."""
+    rule = judge(_partly_judged(17, 43), RATE | {"max_rate": 0.1}, evidence={"min_steps": 1}).rules[0]
+    assert (rule.status, rule.k, rule.n, rule.unjudged) == (Status.INCONCLUSIVE, 0, 43, 17)
+    assert (rule.lower, rule.upper) == (0.0, stats.upper_bound(17, 60))
+    assert (
+        "17 of 60 audited steps could not be judged (no attack applies): to pass, they count as leaks" in rule.sentence
+    )
+    assert judge(_partly_judged(7, 1), RED_LINE, evidence={"min_steps": 1}).verdict is Status.INCONCLUSIVE
+    assert judge(_partly_judged(1, 92), RATE).verdict is Status.PASS
+
+
+def test_a_policy_may_accept_a_share_of_unjudged_steps() -> None:
+    """It says so, and so does the sentence."""
+    few = _partly_judged(2, 98)
+    accepted = judge(few, RED_LINE, evidence={"max_unjudged": 0.02})
+    assert (accepted.verdict, accepted.rules[0].upper) == (Status.PASS, stats.upper_bound(0, 98))
+    assert "2 of 100 audited steps could not be judged (no attack applies); the policy accepts 2%." in accepted.sentence
+    assert judge(few, RED_LINE, evidence={"max_unjudged": 0.01}).verdict is Status.INCONCLUSIVE
+    assert judge(few, RED_LINE).verdict is Status.INCONCLUSIVE
+
+
+def test_a_step_that_cannot_have_the_event_needs_no_judgement() -> None:
+    """Without a long text there is nothing to judge, whether attacks ran or not."""
+    steps = [step(i).model_copy(update={"n_sentences": int(i < 60)}) for i in range(70)]
+    tried = [attempt(i, status=AttemptStatus.RAN if i < 60 else AttemptStatus.NOT_APPLICABLE) for i in range(70)]
+    rule = judge(results(steps, tried), RED_LINE).rules[0]
+    assert (rule.status, rule.n, rule.unjudged) == (Status.PASS, 60, 0)
+
+
+def test_a_text_attack_out_of_time_is_not_missing_for_a_rule_on_labels() -> None:
+    """It could not have shown labels, so nothing crashed and nothing is lost."""
+    tried = [attempt(i, "labels", kind="labels") for i in range(60)]
+    tried += [attempt(i, "words", kind="text", status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
+    described = {
+        "labels": AttackEntry(label="", meaning="", source="", goal="labels", threat_model=""),
+        "words": AttackEntry(label="", meaning="", source="", goal="text", threat_model=""),
+    }
+    found = results([step(i) for i in range(60)], tried, catalogue=Catalogue(attacks=described))
+    rule = judge(found, {"id": "labels", "event": "label_counts", "max_rate": 0.05}).rules[0]
+    assert (rule.status, rule.due, rule.lost) == (Status.PASS, 60, 0)
+
+
+def test_a_label_attack_that_cannot_tell_from_chance_is_no_evidence() -> None:
+    """The event needs `label_exact`; its accuracy alone showed 0 of 59."""
+    chance = {"label_accuracy": Score(value=0.5), "label_exact": Missing(missing="could be chance")}
+    tried = [attempt(i, "random-labels", kind="labels", scores=chance) for i in range(60)]
+    verdict = judge(
+        results([step(i) for i in range(60)], tried), {"id": "l", "event": "label_counts", "max_rate": 0.05}
+    )
+    assert (verdict.verdict, verdict.rules[0].n) == (Status.INCONCLUSIVE, 0)
+
+
+def test_a_rescaled_step_proves_a_leak_and_bounds_nothing() -> None:
+    """Only the client knows its factors, so that nothing came back says little.
+
+    What came back is a leak all the same.
+    """
+    steps = [step(i, VerificationStatus.RESCALED) for i in range(70)]
+    clean = results(steps, [attempt(i) for i in range(70)])
+    assert judge(clean, RED_LINE).verdict is Status.INCONCLUSIVE
+    leaking = results(steps, [attempt(0, leaks=True), *(attempt(i) for i in range(1, 70))])
+    assert judge(leaking, RED_LINE).verdict is Status.FAIL

@@ -50,6 +50,7 @@ def test_the_numbers_are_a_promise() -> None:
         "ERROR": 5,
         "ORPHANED": 6,
         "BUSY": 7,
+        "TIME_LIMIT": 124,
         "INTERRUPTED": 130,
     }
 

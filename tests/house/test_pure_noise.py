@@ -109,6 +109,15 @@ def _classifier(classes: int, hidden: int = 16) -> ClientStep:
     return tiny.client_step(model, tiny.bert_tokenizer(), [TEXT], [1], batch_size_bound=1)
 
 
+def _one_class() -> ClientStep:
+    """Return the step of a client with one class and a batch size that is not public.
+
+    Naming one class is right by chance in half of the draws.
+    """
+    model = tiny.bert(hidden_size=16, intermediate_size=32, num_hidden_layers=1)
+    return tiny.client_step(model, tiny.bert_tokenizer(), [TEXT] * 4, [1] * 4)
+
+
 def _word() -> ClientStep:
     """Return a step whose batch is one word: naming it alone is an event on all words."""
     model = tiny.bert(hidden_size=8, intermediate_size=16, num_hidden_layers=1)
@@ -127,6 +136,7 @@ def _untied() -> ClientStep:
 STEPS: dict[str, Callable[[], ClientStep]] = {
     "two classes": partial(_classifier, 2),
     "five classes": partial(_classifier, 5),
+    "one class": _one_class,
     "one word": _word,
     "language model": _language_model,
 }

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "plugins": frozenset({"errors", "registry", "files", "results", "models", "client", "config"}),
     "gate": frozenset({"errors", "exit_codes", "files", "results", "config", "plugins"}),
     "storage": frozenset({"errors", "exit_codes", "files", "results", "models", "client", "config"}),
-    "reports": frozenset({"errors", "files", "results", "gate"}),
+    "history": frozenset({"errors", "exit_codes", "files", "results", "config", "gate"}),
+    "reports": frozenset({"errors", "files", "results", "gate", "history"}),
     "algorithms": frozenset({"errors", "models", "client", "plugins"}),
     "attacks": frozenset({"errors", "registry", "models", "client", "plugins", "algorithms"}),
     "defenses": frozenset({"errors", "registry", "client", "plugins"}),
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": frozenset({"errors", "registry", "plugins"}),
     "audit": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
-        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
+        | {"storage", "history", "reports", "algorithms", "attacks", "defenses", "priors", "metrics"}
     ),
     "capture": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
@@ -41,7 +42,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "integrations": frozenset({"errors", "models", "config", "capture", "callbacks"}),
     "cli": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
-        | {"storage", "reports", "algorithms", "attacks", "defenses", "priors", "metrics", "audit", "capture"}
+        | {
+            "storage",
+            "history",
+            "reports",
+            "algorithms",
+            "attacks",
+            "defenses",
+            "priors",
+            "metrics",
+            "audit",
+            "capture",
+        }
     ),
     "__main__": frozenset({"cli", "storage"}),
 }
@@ -51,11 +63,13 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
     "algorithms": {"client": frozenset({"facts", "observation", "optimizer"})},
     "attacks": {"client": frozenset({"facts", "observation", "optimizer"})},
     "gate": {"plugins": frozenset({"names"})},
-    "capture": {"audit": frozenset({"comparison", "inline", "verification"})},
+    "capture": {"audit": frozenset({"inline"})},
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 
-WITHOUT_TORCH = frozenset({"errors", "exit_codes", "registry", "files", "results", "config", "gate", "reports"})
+WITHOUT_TORCH = frozenset(
+    {"errors", "exit_codes", "registry", "files", "results", "config", "gate", "history", "reports"}
+)
 """Rooms for machines without torch."""
 
 PLUGIN_FOLDERS = {"attacks": "attack", "defenses": "defense", "metrics": "metric", "priors": "prior"}
@@ -237,7 +251,7 @@ PACKAGES = [name for name, path in modules().items() if path.name == "__init__.p
 def test_a_package_lists_what_is_there(package: str) -> None:
     """`__all__` is sorted and complete.
 
-    It names what the package imports, or, if it imports nothing, its modules. Folders of one file a plugin or a section compute it.
+    It names what the package imports, or, if it imports nothing, its modules, which it may compute.
     """
     source = modules()[package].read_text(encoding="utf-8")
     if COMPUTED in source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from leakaudit.errors import ModelError
-from leakaudit.models.factories import MOVED, rebuilt_by
+from leakaudit.client.batches import make_batch
+from leakaudit.errors import ModelError, ModelNotVouchedError
+from leakaudit.models import factories
+from leakaudit.models.config_numbers import check_config
+from leakaudit.models.factories import MOVED, rebuilt_by, vouch_for, vouched
 from leakaudit.models.loading import load_model, load_tokenizer
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
@@ -50,7 +54,24 @@ def _llama(seed: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [tiny.bert, tiny.gpt2_lm, tiny.gpt2_classifier, _llama])
+def _mamba2(seed: int) -> nn.Module:
+    """Return a language model whose configuration holds an infinity."""
+    sizes = {"num_heads": 4, "head_dim": 16, "state_size": 4, "n_groups": 1, "chunk_size": 8}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = tiny.hf.Mamba2Config(vocab_size=60, hidden_size=32, num_hidden_layers=1, **sizes)
+        model: nn.Module = tiny.hf.Mamba2ForCausalLM(config).eval()
+    return model
+
+
+def _sparse(seed: int) -> nn.Module:
+    """Return a classifier whose table of words has sparse gradients."""
+    model: Any = tiny.bert(seed=seed)
+    model.get_input_embeddings().sparse = True
+    return model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [tiny.bert, tiny.gpt2_lm, tiny.gpt2_classifier, _llama, _mamba2, _sparse])
 def test_a_model_is_rebuilt_from_its_recipe_to_the_same_numbers(make: Any) -> None:
     """Tied weights are given once; the rebuilt model is in eval mode."""
     model = make(seed=5)
@@ -186,8 +207,29 @@ def test_a_damaged_weights_file_is_a_clear_error(encoder: Path, tmp_path: Path) 
 def test_a_config_that_is_no_json_is_a_clear_error(encoder: Path, tmp_path: Path) -> None:
     """Half a file, for example."""
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="cannot be loaded for classification"):
+    with pytest.raises(
+        ModelError, match=r"config\.json: cannot be read as the configuration of a model \(JSONDecodeError\)"
+    ):
         load_model(tmp_path, "classification")
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_hidden_layers": 10**7}, {"max_position_embeddings": 10**12}, {"text_config": {"n_layer": 10**7}}]
+)
+def test_absurd_numbers_in_a_folder_are_refused_before_anything_is_loaded(
+    encoder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The message names the key, and `Infinity` is a number."""
+    config = json.loads((encoder / "config.json").read_text(encoding="utf-8")) | {"limit": [0.0, float("inf")]}
+    (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+    for load in (lambda: load_model(tmp_path, "classification"), lambda: load_tokenizer(tmp_path)):
+        with pytest.raises(
+            ModelError, match=r"config\.json: the configuration asks for a '(num_hidden|max_pos|n_layer).* of more than"
+        ):
+            load()
+    check_config(tmp_path / "missing.json")
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    check_config(tmp_path / "config.json")
 
 
 def test_the_public_facts_of_a_wordpiece_tokenizer_are_its_frame(encoder: Path) -> None:
@@ -214,6 +256,16 @@ def test_a_tokenizer_that_adds_nothing_has_no_frame() -> None:
     assert found.special["eos"] == tiny.VOCABULARY["[SEP]"]
 
 
+def test_a_model_without_a_largest_length_cuts_no_text() -> None:
+    """XLNet's configuration says -1."""
+    config = tiny.hf.XLNetConfig(vocab_size=len(tiny.VOCABULARY), d_model=16, n_layer=1, n_head=2, d_inner=16)
+    model = tiny.hf.XLNetForSequenceClassification(config)
+    found = vocabulary_of(tiny.bert_tokenizer(), model)
+    assert found.max_length == tiny.POSITIONS
+    batch = make_batch(tiny.bert_tokenizer(), ["a dog"], [0], "classification", found.max_length)
+    assert batch.inputs["input_ids"].shape == (1, 4)
+
+
 def test_a_tokenizer_larger_than_the_table_does_not_belong_to_the_model() -> None:
     """Ids without a row would crash later, and far from the cause."""
     tokenizer = tiny.bert_tokenizer()
@@ -221,6 +273,16 @@ def test_a_tokenizer_larger_than_the_table_does_not_belong_to_the_model() -> Non
     size = len(tiny.VOCABULARY)
     with pytest.raises(ModelError, match=rf"has {size + 2} tokens but the model's embedding only {size} rows"):
         vocabulary_of(tokenizer, tiny.bert())
+
+
+def test_a_model_without_a_table_of_words_is_refused_in_a_sentence() -> None:
+    """Canine hashes characters into several tables."""
+    sizes = {"num_attention_heads": 2, "intermediate_size": 64, "num_hash_buckets": 16}
+    config = tiny.hf.CanineConfig(hidden_size=32, num_hidden_layers=1, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        model = tiny.hf.CanineForSequenceClassification(config)
+    with pytest.raises(ModelError, match="no one table of words"):
+        vocabulary_of(tiny.bert_tokenizer(), model)
 
 
 def test_a_recipe_holds_no_path_and_no_weights(encoder: Path) -> None:
@@ -265,18 +327,49 @@ def test_a_class_is_a_way_to_make_a_model_too() -> None:
         ("tests.support.norm_model", "cannot be imported"),
     ],
 )
-def test_a_snapshot_cannot_name_just_anything_to_be_called(made_by: str, message: str) -> None:
+def test_a_snapshot_cannot_name_just_anything_to_be_called(
+    made_by: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is a file; only what was written to make models is called."""
+    monkeypatch.setattr(factories, "_vouched", set())
     with pytest.raises(ModelError, match=message):
         rebuilt_by(nn.Linear(2, 2), made_by, size=2)
+    assert vouched() == ()
+    vouch_for(made_by)
     with pytest.raises(ModelError, match=message):
         build_model(ModelRecipe(class_name="Linear", made_by=made_by, arguments={"size": 2}), {})
+
+
+@pytest.mark.parametrize(
+    "name", ["harmful:build", "harmful", "torch.nn:Linear", "leakaudit.models.rebuilding:nn.Linear"]
+)
+def test_what_only_the_snapshot_names_is_neither_imported_nor_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how to vouch for it."""
+    (tmp_path / "harmful.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(factories, "_vouched", set())
+    with pytest.raises(ModelNotVouchedError, match=f"--allow-factory {name}"):
+        build_model(ModelRecipe(class_name="X", made_by=name, arguments={"in_features": 1, "out_features": 1}), {})
+    assert "harmful" not in sys.modules
+
+
+def test_a_model_of_another_process_vouches_for_its_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It carries the name with it."""
+    live = norm_model.make(7)
+    monkeypatch.setattr(factories, "_vouched", set())
+    recipe = ModelRecipe.of(live)
+    assert vouched() == ("tests.support.norm_model:build",)
+    build_model(recipe, state_of(live))
 
 
 def test_arguments_have_to_be_plain_data() -> None:
     """The message names those that are not."""
     with pytest.raises(ModelError, match="look at size"):
         rebuilt_by(nn.Linear(2, 2), "tests.support.norm_model:build", size=torch.zeros(1))
+    with pytest.raises(ModelError, match=r"numbers finite, .*look at size"):
+        rebuilt_by(nn.Linear(2, 2), "tests.support.norm_model:build", size=float("inf"))
 
 
 def test_wrappers_of_all_libraries_are_looked_through() -> None:

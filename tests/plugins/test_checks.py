@@ -86,7 +86,7 @@ def _trains(self: Any, seen: Observation, rng: torch.Generator, budget: Budget) 
 
 
 def _is_sure(self: Any, seen: Observation, rng: torch.Generator, budget: Budget) -> Reconstruction:
-    return Reconstruction(tokens=(5,), sequences=(GuessedSequence((5,), confidence=7.0),))
+    return Reconstruction(tokens=(5,), sequences=(GuessedSequence((5,), own_score=7.0),))
 
 
 def _asks_for_the_truth(self: Any, seen: Observation, rng: torch.Generator, budget: Budget, truth: Any) -> Any:
@@ -138,7 +138,7 @@ def test_an_attack_that_keeps_its_promises_passes() -> None:
         ({"__call__": _guess(tokens=(5,), diagnostics={"loss": float("nan")})}, r"finite numbers.*others: loss"),
         ({"__call__": _guess()}, r"an attack whose goal is words fills `tokens`, on a classifier; found None"),
         ({"__call__": _guess(tokens=(10**6,))}, r"token ids are at least 0 and below \d+, .*found \[1000000\]"),
-        ({"__call__": _is_sure}, r"a confidence is from 0 to 1, on a classifier; found \[7\.0\]"),
+        ({"__call__": _is_sure}, r"an own score is from 0 to 1, on a classifier; found \[7\.0\]"),
     ],
 )
 def test_a_promise_that_an_attack_breaks_is_named(changed: dict[str, Any], message: str) -> None:

@@ -71,6 +71,25 @@ def test_an_unverifiable_step_counts_in_a_rate_of_labels_only_where_they_came_ba
     assert (row["exact"], row["bounds"], row["means"][0]) == ("1 of 1 and 1 unverifiable", "5% to 100%", "100%")
 
 
+@pytest.mark.parametrize(
+    ("leaks", "known", "expected"),
+    [
+        (True, 0.0, "1 of 1: every label, batch size unknown"),
+        (False, 0.0, "0 of 1, batch size unknown"),
+        (True, 1.0, "1 of 1"),
+    ],
+)
+def test_labels_of_a_batch_of_unknown_size_are_said_to_be_so(leaks: bool, known: float, expected: str) -> None:
+    """The shares of all classes are every label.
+
+    How many examples there were is not known.
+    """
+    done = attempt(0, "idlg", kind="labels", leaks=leaks, recall=None if leaks else 0.5)
+    found = results([step(0)], [done.model_copy(update={"facts": {"batch_size_known": known}})])
+    shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), environ={})
+    assert [row["exact"] for row in _context(shown)["rows"]] == [expected]
+
+
 @pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
 def test_no_class_name_leaves_but_in_full(mode: TextMode) -> None:
     """Class names are masked like text, and counts stand in the private journal."""

@@ -53,7 +53,18 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.gate.test_policy import eight, words
-from tests.support.factories import NOW, attempt, audit, journal_entry, of_sequences, policy, results, step, with_scores
+from tests.support.factories import (
+    NOW,
+    attempt,
+    audit,
+    changed,
+    journal_entry,
+    of_sequences,
+    policy,
+    results,
+    step,
+    with_scores,
+)
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -321,12 +332,17 @@ def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
         attempt(0, "d", status=AttemptStatus.ERROR, reason="ValueError at d.py:3"),
         attempt(0, "e", status=AttemptStatus.NOT_APPLICABLE, reason="embeddings are tied"),
         attempt(0, "f", status=AttemptStatus.SKIPPED, reason="the run was interrupted"),
+        attempt(0, "h", status=AttemptStatus.NOT_NEEDED, reason="a had recovered every text"),
+        attempt(0, "i"),
     ]
     found = results([step(0), step(1, VerificationStatus.UNVERIFIABLE)], attempts)
+    text = found.controls.kinds["text"]
+    blind = text.model_copy(update={"by": {name: own for name, own in text.by.items() if name != "i"}})
+    found = changed(found, controls=found.controls.model_copy(update={"kinds": found.controls.kinds | {"text": blind}}))
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
     cells = re.findall(r'<td class="s-([a-z-]+) ships"><b>([^<]+)</b>', page)
-    assert [state for _, state in cells[:10]] == [
-        "sentence leaked",
+    assert [state for _, state in cells[:12]] == [
+        "text leaked",
         "words leaked",
         "labels leaked",
         "in reach, not found",
@@ -336,6 +352,8 @@ def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
         "error",
         "not applicable",
         "not run",
+        "not needed",
+        "not judged",
     ]
     sheet = style(TextMode.MASKED)
     for css, state in cells:
@@ -664,7 +682,7 @@ def test_a_run_is_summed_up_on_the_terminal(tmp_path: Path) -> None:
     out = io.StringIO()
     print_summary(tmp_path, Console(file=out, width=200))
     assert verdict.sentence in out.getvalue() and str(tmp_path / "report.html") in out.getvalue()
-    assert "sentence leaked, 2 of 4 steps" in out.getvalue()
+    assert "text leaked, 2 of 4 steps" in out.getvalue()
 
 
 def test_a_quiet_verdict_is_one_line() -> None:

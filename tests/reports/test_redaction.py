@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -19,12 +20,15 @@ from leakaudit.reports import redact, render_html
 from leakaudit.reports.allowlist import PUBLIC, allowed, clean_command
 from leakaudit.reports.redaction import RedactedResult, runs
 from leakaudit.results.journal import JournalEntry, Sample, TokenMatch
+from leakaudit.results.lengths import without_counts
 from leakaudit.results.schema import (
     LENGTHS,
     Attempt,
     AttemptStatus,
     Results,
+    RunInfo,
     SequenceScore,
+    StepRecord,
     TextMode,
     VerificationStatus,
 )
@@ -32,7 +36,12 @@ from tests.support.factories import NOW, attempt, journal_entry, policy, results
 
 CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
 NAMES = ["Borreliosis-canary", "Tetanus-canary"]
-PRIVATE: dict[type[BaseModel], set[str]] = {Attempt: {"facts"}, SequenceScore: {"longest_run"}}
+PRIVATE: dict[type[BaseModel], set[str]] = {
+    Attempt: {"facts"},
+    RunInfo: {"pairing"},
+    SequenceScore: {"longest_run"},
+    StepRecord: {"batch", "unit"},
+}
 """Fields that no report shows: what an attack says of itself may be anything, and the run of earlier results is a length."""
 
 
@@ -309,3 +318,54 @@ def test_a_sample_belongs_to_its_own_attempt() -> None:
     found = results([step(0)], [first, second])
     shown = redact(found, entries, verdict, TextMode.FULL, allow_full=True, environ={}).sequences[0].recovered[0]
     assert shown.true is not None and shown.guess == shown.true
+
+
+SAYINGS = (
+    "found none among {}: every word occurs several times",
+    "{} of 2 rows of a {}-token batch",
+    "the table of layer.3.weight has {} rows ({} texts)",
+    "on average {}.5 tokens a text, {:,} in all",
+)
+
+
+@pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])
+def test_no_count_inside_what_an_attack_says_is_exact(mode: TextMode) -> None:
+    """Whatever the sentence is: a length is a range on the page, here as everywhere."""
+    rng = random.Random(0)
+    for saying in SAYINGS:
+        count = rng.randrange(1025, 2000)
+        reason = saying.format(count, count)
+        found = results([step(0)], [attempt(0, status=AttemptStatus.NOT_APPLICABLE, reason=reason)])
+        shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), mode).results.attempts[0].reason
+        assert "1025-2048" in shown
+        assert not re.search(rf"{count}|{count:,}", shown)
+    assert "2 rows" in without_counts(SAYINGS[1].format(9, 9)) and "layer.3.weight" in without_counts(SAYINGS[2])
+
+
+def test_a_full_report_shows_the_words_of_a_bag() -> None:
+    """They are what leaked: those of the text, sorted.
+
+    A bag that is mostly wrong shows none.
+    """
+    words = ("pain", "chest", "pain", "now")
+    for precision, expected in ((0.9, [" chest", " pain"]), (0.2, None)):
+        rows = attempt(0, "embedding-rows", kind="bag", recall=0.6)
+        bag = tuple(with_scores(s, token_precision=precision) for s in rows.sequences)
+        rows = rows.model_copy(update={"sequences": bag})
+        entry = journal_entry(rows, words)
+        (sample,) = entry.samples
+        unordered = sample.model_copy(update={"true_pattern": "uuu.", "guess_pattern": None, "guess_tokens": None})
+        found = results([step(0)], [rows])
+        shown = redact(
+            found,
+            [entry.model_copy(update={"samples": (unordered,)})],
+            gate.evaluate(found, policy(), now=NOW),
+            TextMode.FULL,
+            allow_full=True,
+            environ={},
+        )
+        guess = shown.sequences[0].recovered[0].guess
+        assert (None if guess is None else [run.text for run in guess]) == expected
+        page = render_html(shown)
+        assert ('<mark class="u">chest</mark> <mark class="u">pain</mark>' in page) is (expected is not None)
+        assert ("a bag of words, most of them wrong" in page) is (expected is None)

@@ -70,7 +70,7 @@ def test_a_cell_says_what_came_back_also_when_time_ran_out() -> None:
     scores = {"rougeL": Score(value=0.3), "token_recall": Score(value=0.44), "token_precision": Score(value=0.9)}
     found = results([step(i) for i in range(6)], [attempt(i, status=late, scores=scores) for i in range(6)])
     text = " ".join(printed(found, 80).split())
-    assert "0 of 6 steps, 6 out of time" in text
+    assert "out of time, 6 of 6 steps" in text
     assert "ROUGE-L 0.30, token recall 0.44, token precision 0.90" in text
     assert "nothing" not in text
 
@@ -83,10 +83,12 @@ def test_unverifiable_steps_are_no_clean_steps() -> None:
         [attempt(i, name, leaks=i == 0 and name == "span") for i in range(7) for name in ("span", "tag")],
     )
     text = " ".join(printed(found, 120).split())
-    assert "span sentence leaked, 0 of 3 steps, 1 of 4 unverifiable steps" in text
-    assert "tag no leak event, 0 of 3 steps, 0 of 4 unverifiable steps" in text
+    assert "span text leaked, 0 of 3 steps and 1 unverifiable step" in text
+    assert "tag no leak event, 0 of 3 steps, 4 unverifiable steps without a leak: no evidence" in text
     alone = results([step(i, unknown) for i in range(2)], [attempt(i) for i in range(2)])
-    assert "span unverifiable, 0 of 2 unverifiable steps" in " ".join(printed(alone, 120).split())
+    assert "span unverifiable, 2 unverifiable steps without a leak: no evidence" in " ".join(
+        printed(alone, 120).split()
+    )
 
 
 def test_a_cell_without_numbers_says_why() -> None:
@@ -112,3 +114,13 @@ def test_a_rule_that_warns_says_so_and_never_fails() -> None:
     }
     assert lines == {"warned": "WARN", "judged": "PASS"}
     assert "warning only" not in out.getvalue() and "FAIL" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((1, 1, 2, 2), "ROUGE-L 0.50 ± 0.28,"), ((None,) * 4, "ROUGE-L 0.50,")])
+def test_a_mean_over_seeds_has_its_standard_deviation(seeds: tuple[int | None, ...], said: str) -> None:
+    """The seeds' means are 0.3 and 0.7, which deviate by 0.28."""
+    steps = [step(i).model_copy(update={"seed": seed}) for i, seed in enumerate(seeds)]
+    values = (0.2, 0.4, 0.6, 0.8)
+    scores = [{"rougeL": Score(value=value), "token_recall": Score(value=value)} for value in values]
+    found = results(steps, [attempt(i, scores=score) for i, score in enumerate(scores)])
+    assert said in " ".join(printed(found, 200).split())

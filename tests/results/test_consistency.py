@@ -144,6 +144,10 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put("steps", 0, "shipped_defense", value="dp-sgd"),
         f"step {FIRST} ships 'dp-sgd', which the run did not declare",
     ),
+    "a search called needless": (
+        put("attempts", 1, "status", value="not_needed"),
+        "was not needed, but no attack recovered every text of the step",
+    ),
     "out of time without a stop": (put(*LEAKS, "status", value="budget_exhausted"), "stopped for 'done'"),
     "another seed": (put(*LEAKS, "seed", value=7), "has the seed 7, the run has 0"),
     "an event twice": (put(*LEAKS, "events", value=["exact_sentence"] * 2), "names the event 'exact_sentence' twice"),
@@ -267,12 +271,13 @@ class Found:
         self.tokens: tuple[int, ...] | None = tokens
         self.label_counts: tuple[int, ...] | None = label_counts
         self.counts_told = True
+        self.counts_are_shares = False
 
 
 class Text:
     """A guessed sequence."""
 
-    confidence, proved = 1.0, False
+    own_score, proved = 1.0, False
 
     def __init__(self, *token_ids: int) -> None:
         self.token_ids = token_ids

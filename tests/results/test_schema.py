@@ -49,7 +49,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is not a leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.4: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.6: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -120,6 +120,21 @@ def test_a_summary_weighs_every_sequence_alike() -> None:
     assert (summary.scores.get("rouge1"), summary.seconds_per_step, summary.steps) == (0.75, 2.0, 2)
 
 
+def test_the_spread_is_the_standard_deviation_of_the_seeds_means() -> None:
+    """Means 0.75 and 0.25 deviate by the root of 1/8.
+
+    One seed, or steps without a seed, have no spread.
+    """
+    values = (1.0, 0.5, 0.25, 0.25, 0.9)
+    made = [attempt(number, scores={"rouge1": Score(value=value)}) for number, value in enumerate(values)]
+    seeds = dict(zip((one.step for one in made), (1, 1, 2, 2), strict=False))
+    (summary,) = summarise(made, seeds)
+    assert summary.spread == {"rouge1": pytest.approx(0.125**0.5)}
+    assert summary.scores["rouge1"] == pytest.approx(sum(values) / 5)
+    assert summarise(made, dict.fromkeys(seeds, 1))[0].spread == {}
+    assert summarise(made)[0].spread == {}
+
+
 def test_the_schema_of_the_results_can_be_printed() -> None:
     """`leakaudit schema results` shows it; it names the fields as the file does."""
     assert {"schema", "steps", "attempts"} <= set(scores.Results.model_json_schema(by_alias=True)["properties"])
@@ -180,6 +195,20 @@ def test_a_former_key_that_contradicts_the_scores_is_refused(tmp_path: Path, key
     data["digest"] = digest_of(data)
     with pytest.raises(ResultsError, match=rf"attempts\.0\.sequences\.0: Value error, {key} contradicts the score of"):
         load_results(save(tmp_path / "results.json", data))
+
+
+def test_an_attack_s_own_score_is_read_by_its_former_name_and_not_by_both(tmp_path: Path) -> None:
+    """Before 1.5 it was called confidence, which it is not."""
+    data = as_before(to_json(audit(1, 2)), "1.5")
+    text = data["attempts"][0]["sequences"][0]
+    text["confidence"] = 0.25
+    save(tmp_path / "results.json", {**data, "digest": digest_of(data)})
+    with pytest.raises(ResultsError, match="unknown key 'confidence'"):
+        load_results(tmp_path)
+    del text["own_score"]
+    data["schema"] = "leakaudit.results/1.4"
+    save(tmp_path / "results.json", {**data, "digest": digest_of(data)})
+    assert load_results(tmp_path).attempts[0].sequences[0].own_score == 0.25
 
 
 def test_every_metric_of_a_step_is_in_its_summary() -> None:

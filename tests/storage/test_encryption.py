@@ -17,7 +17,7 @@ from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, S
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
 from leakaudit.storage.encryption import EncryptionKeys, new_identity, read_identities, write_identity
-from leakaudit.storage.snapshots import check_files, read_manifest, read_snapshot
+from leakaudit.storage.snapshots import check_files, manifest_bytes, read_manifest, read_snapshot
 from leakaudit.storage.spool import Spool
 from tests.support import tiny
 
@@ -121,7 +121,7 @@ def test_a_file_that_was_changed_is_said_to_be(tmp_path: Path, damage: str) -> N
         read_snapshot(folder, (private,))
     manifest = read_manifest(folder)
     digests = {**manifest.digests, path.name: check_digest(path)}
-    (folder / MANIFEST).write_text(manifest.model_copy(update={"digests": digests}).model_dump_json(by_alias=True))
+    (folder / MANIFEST).write_bytes(manifest_bytes(manifest.model_copy(update={"digests": digests})))
     with pytest.raises(SnapshotDamagedError, match="cannot be decrypted: truncated or changed"):
         read_snapshot(folder, (private,))
 

@@ -18,6 +18,7 @@ from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import HOLD, Totals
 from tests.audit import test_worker
 from tests.storage import test_spool
+from tests.support.snapshots import edit_manifest
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -37,10 +38,7 @@ def audited(folder: Path, *ages: float, **more: Any) -> Spool:
 
 def date(snapshot: Path, created: datetime) -> None:
     """Change when a snapshot says it was made."""
-    path = snapshot / "snapshot.json"
-    raw = json.loads(path.read_text())
-    raw["provenance"]["created"] = created.isoformat()
-    path.write_text(json.dumps(raw))
+    edit_manifest(snapshot, lambda raw: raw["provenance"].update(created=created.isoformat()))
 
 
 def names(found: tuple[Item, ...] | list[Item]) -> list[str]:
@@ -87,6 +85,30 @@ def test_a_clock_that_goes_backwards_removes_nothing(tmp_path: Path) -> None:
     assert ages == [None, timedelta()]
     assert purge(spool, now=NOW, older_than=timedelta(seconds=0)).removed == ()
     assert names(purge(spool, now=NOW, older_than=None).removed) == ["000000.kept", "000001.kept"]
+
+
+def test_a_clock_far_ahead_of_every_file_removes_nothing_by_itself(tmp_path: Path) -> None:
+    """It says so in one line; within a year of the newest file, age decides."""
+    spool = audited(tmp_path, 0.0)
+    (line,) = purge_old_runs(spool, now=NOW + timedelta(days=3653))
+    assert (
+        line.startswith("no old snapshot is removed: the clock says 20") and "more than a year after the newest" in line
+    )
+    assert names(items(spool)) == ["000000.kept"]
+    (line,) = purge_old_runs(spool, now=NOW + timedelta(days=360))
+    assert line.startswith("audit: removed 1 snapshot")
+
+
+def test_the_tokenizer_goes_with_the_last_kept_snapshot(tmp_path: Path) -> None:
+    """A later worker finds nothing to do, and leaves the results as they are."""
+    spool = audited(tmp_path, 8.0, 6.0)
+    purge(spool, now=NOW, older_than=timedelta(days=7))
+    assert (spool.root / "tokenizer").is_dir()
+    purge(spool, now=NOW, older_than=None)
+    assert not (spool.root / "tokenizer").exists()
+    results = (tmp_path / "audit" / "results.json").read_bytes()
+    assert run_worker(spool.root) == 0
+    assert (tmp_path / "audit" / "results.json").read_bytes() == results
 
 
 def test_held_snapshots_stay_whoever_comes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leakaudit.client.snapshot import MANIFEST, OBSERVED, TRUTH, Manifest, Provenance
 from leakaudit.errors import ModelError, SnapshotDamagedError, SnapshotError
+from leakaudit.models import factories
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
@@ -25,7 +26,7 @@ from leakaudit.storage.snapshot_files import read_tensors
 from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from leakaudit.storage.truth_tensors import truth_of
 from tests.support import tiny
-from tests.support.snapshots import write_step
+from tests.support.snapshots import edit_manifest, write_step
 
 SECONDS = 5.0
 """What a refusal may take on a loaded machine."""
@@ -44,14 +45,7 @@ def forge(folder: Path, name: str, change: Callable[[dict[str, Tensor]], Any]) -
     tensors = {key: value.clone() for key, value in load_file(folder / name).items()}
     change(tensors)
     save_file(tensors, folder / name)
-    edit(folder, lambda raw: raw["digests"].update({name: digest_of(folder / name)}))
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the manifest."""
-    raw = json.loads((folder / MANIFEST).read_text())
-    change(raw)
-    (folder / MANIFEST).write_text(json.dumps(raw))
+    edit_manifest(folder, lambda raw: raw["digests"].update({name: digest_of(folder / name)}))
 
 
 IDS, MASK = "0/inputs/input_ids", "0/inputs/attention_mask"
@@ -185,7 +179,7 @@ def test_an_update_of_whole_numbers_is_refused(tmp_path: Path) -> None:
 def test_public_facts_that_no_step_has_are_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Whatever the type they come in."""
     folder = written(tmp_path)
-    edit(folder, change)
+    edit_manifest(folder, change)
     with pytest.raises(SnapshotDamagedError):
         read_snapshot(folder)
 
@@ -296,8 +290,9 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_is_built(config: d
     assert time.monotonic() - began < SECONDS
 
 
-def test_a_made_model_larger_than_its_weights_is_refused_before_it_is_built() -> None:
+def test_a_made_model_larger_than_its_weights_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a recipe names a call, its arguments may ask for anything."""
+    monkeypatch.setattr(factories, "_vouched", {"torch.nn:Linear"})
     recipe = ModelRecipe(
         class_name="Linear", made_by="torch.nn:Linear", arguments={"in_features": 40_000, "out_features": 40_000}
     )

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickletools
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from leakaudit.models.structure import dropout_rates
 from leakaudit.models.tensors import state_of
 from leakaudit.registry import defenses
 from leakaudit.storage.digests import digest_of
-from leakaudit.storage.snapshots import read_snapshot, write_snapshot
+from leakaudit.storage.snapshots import read_manifest, read_snapshot, write_snapshot
 from tests.support import tiny
+from tests.support.snapshots import edit_manifest
 
 ROOT = Path(__file__).parents[2]
 TEXT = "the old dog chased a cat ."
@@ -184,11 +186,29 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         read_snapshot(folder)
 
 
-def change_manifest(folder: Path, change: Any) -> None:
-    """Rewrite a manifest."""
+def test_a_changed_bit_anywhere_in_a_manifest_is_refused(tmp_path: Path) -> None:
+    """One of each byte, also in the digest and in the number of the schema."""
+    folder = written(tmp_path)
+    whole = (folder / MANIFEST).read_bytes()
+    flips = random.Random(0)
+    for index in range(len(whole)):
+        changed = bytearray(whole)
+        changed[index] ^= 1 << flips.randrange(8)
+        (folder / MANIFEST).write_bytes(changed)
+        with pytest.raises(SnapshotError):
+            read_manifest(folder)
+    (folder / MANIFEST).write_bytes(whole)
+    read_manifest(folder)
+
+
+def test_a_manifest_without_its_digest_is_refused(tmp_path: Path) -> None:
+    """Even if it is complete."""
+    folder = written(tmp_path)
     raw = json.loads((folder / MANIFEST).read_text())
-    change(raw)
+    del raw["digest"]
     (folder / MANIFEST).write_text(json.dumps(raw))
+    with pytest.raises(SnapshotDamagedError, match=r"snapshot\.json: its digest is missing"):
+        read_snapshot(folder)
 
 
 @pytest.mark.parametrize("schema", ["leakaudit.snapshot/1.0", "leakaudit.snapshot/1.1"])
@@ -203,7 +223,7 @@ def test_a_snapshot_of_an_older_schema_is_read_and_checked(tmp_path: Path, schem
         for name in ("parts", "checked"):
             raw.pop(name, None)
 
-    change_manifest(folder, age)
+    edit_manifest(folder, age)
     assert read_snapshot(folder).observation.digest() == expected
     with (folder / TRUTH).open("ab") as file:
         file.write(b"x")
@@ -219,11 +239,11 @@ def test_keys_that_earlier_versions_wrote_are_ignored(tmp_path: Path) -> None:
         raw["facts"]["stage"] = "clipped"
         raw["recipe"] |= {"label_smoothing": 0.0, "pass_num_items": False, "outside": 2}
 
-    change_manifest(folder, age)
+    edit_manifest(folder, age)
     recipe = read_snapshot(folder).recipe
     assert (recipe.loss, recipe.unaudited_parameters) == ("forward", 2)
     for loss in ({"loss": "label_smoothing", "label_smoothing": 0.2}, {"loss": "forward", "pass_num_items": True}):
-        change_manifest(folder, lambda raw, loss=loss: raw["recipe"].update(loss))
+        edit_manifest(folder, lambda raw: raw["recipe"].update(loss))  # noqa: B023 - called at once
         recipe = read_snapshot(folder).recipe
         assert recipe.loss == "unsupported" and "an earlier version recorded its loss" in recipe.note
 
@@ -232,7 +252,7 @@ def test_keys_that_earlier_versions_wrote_are_ignored(tmp_path: Path) -> None:
 def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path, schema: str) -> None:
     """Not guessed at."""
     folder = written(tmp_path)
-    change_manifest(folder, lambda raw: raw.update(schema=schema, facts={"unheard": "of"}))
+    edit_manifest(folder, lambda raw: raw.update(schema=schema, facts={"unheard": "of"}))
     with pytest.raises(SnapshotVersionError, match=rf"schema {schema}; this version reads .*Upgrade leakaudit"):
         read_snapshot(folder)
 
@@ -240,7 +260,7 @@ def test_a_newer_schema_asks_for_an_upgrade(tmp_path: Path, schema: str) -> None
 def test_a_manifest_that_does_not_fit_names_the_place(tmp_path: Path) -> None:
     """And none of its values."""
     folder = written(tmp_path)
-    change_manifest(folder, lambda raw: raw["facts"].update(task="the old dog"))
+    edit_manifest(folder, lambda raw: raw["facts"].update(task="the old dog"))
     with pytest.raises(SnapshotDamagedError, match=r"does not fit .* at facts\.task") as caught:
         read_snapshot(folder)
     assert "dog" not in str(caught.value)
@@ -276,7 +296,7 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path, tensors: dict[str, Tens
     """Also with a digest that fits."""
     folder = written(tmp_path)
     save_file(tensors, folder / TRUTH)
-    change_manifest(folder, lambda raw: raw["digests"].update({TRUTH: digest_of(folder / TRUTH)}))
+    edit_manifest(folder, lambda raw: raw["digests"].update({TRUTH: digest_of(folder / TRUTH)}))
     with pytest.raises(SnapshotDamagedError, match=r"truth\.safetensors.* holds a"):
         read_snapshot(folder)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import grp
 import json
 import os
+import pwd
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +22,7 @@ from leakaudit.errors import SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.schema import Overhead
 from leakaudit.storage.parent_watch import ORPHANED
-from leakaudit.storage.run_folders import RunFolder, archive_previous
+from leakaudit.storage.run_folders import RunFolder, allocate_run_folder, archive_previous
 from leakaudit.storage.snapshot_queue import MAX_CRASHES
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import HOLD, LEFT_BY_AUDIT, Totals
@@ -83,6 +88,55 @@ def test_a_spool_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(SpoolError, match="not to you; give a folder of your own"):
         make(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_folder_that_others_can_write_to_is_refused_before_anything_is_made_in_it(tmp_path: Path, mode: int) -> None:
+    """The message has the command that repairs it, and it does."""
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    (folder / "journal.jsonl").touch()
+    folder.chmod(mode)
+    config = AuditConfig(out_dir=folder)
+    with pytest.raises(
+        SpoolError, match=rf"others can write to it \(mode {mode:o}\).* run `(chmod go-w .*/audit)`"
+    ) as refused:
+        allocate_run_folder(folder, config, tiny.bert_tokenizer())
+    assert [path.name for path in tmp_path.rglob("*")] == ["audit", "journal.jsonl"]
+    subprocess.run(re.findall("`(chmod.*?)`", str(refused.value))[0], shell=True, check=True)
+    assert allocate_run_folder(folder, config, tiny.bert_tokenizer())[0].root == folder / "spool"
+
+
+@pytest.mark.parametrize("members", [[], ["colleague"]])
+def test_a_group_may_write_if_nobody_else_is_in_it(
+    tmp_path: Path, members: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many systems give each user a group with the user's name."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit").chmod(0o775)
+    name = pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(grp, "getgrgid", lambda number: SimpleNamespace(gr_name=name, gr_mem=members))
+    with pytest.raises(SpoolError, match="others can write to it") if members else nullcontext():
+        make(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_a_folder_that_others_can_read_is_used(tmp_path: Path, mode: int) -> None:
+    """Such as the current one: our own files in it are private."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit").chmod(mode)
+    assert make(tmp_path).root.is_dir()
+
+
+def test_a_folder_of_somebody_else_is_refused_before_anything_is_made_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could replace every file in it."""
+    (tmp_path / "audit").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(SpoolError, match=r"audit: belongs to user .* not to you; give a folder of your own"):
+        make(tmp_path)
+    assert not list((tmp_path / "audit").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_said_to_be_one(tmp_path: Path) -> None:
@@ -199,6 +253,17 @@ def test_what_a_dead_worker_had_claimed_is_put_back(tmp_path: Path) -> None:
     with spool.worker_lock():
         assert [path.name for path in spool.queue.poisonous()] == ["000001.bad"]
         assert spool.waiting() == 0
+
+
+def test_a_snapshot_over_which_a_worker_died_comes_after_all_others(tmp_path: Path) -> None:
+    """A second death costs it, and the cause may go away meanwhile."""
+    spool = make(tmp_path)
+    put(spool, 1)
+    assert spool.queue.claim() is not None
+    with spool.worker_lock():
+        put(spool, 2), put(spool, 3)
+        found = [spool.queue.claim(last=lambda path: path.stem == "000002") for _ in range(4)]
+    assert [path and path.stem for path in found] == ["000003", "000002", "000001", None]
 
 
 def test_a_worker_that_went_with_its_trainer_is_not_held_against_the_snapshot(tmp_path: Path) -> None:

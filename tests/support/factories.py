@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from leakaudit import registry
 from leakaudit.gate.policy import Policy
@@ -22,6 +22,8 @@ from leakaudit.results.schema import (
     Control,
     Controls,
     Coverage,
+    Kind,
+    KindControl,
     Measured,
     Missing,
     Regime,
@@ -31,10 +33,11 @@ from leakaudit.results.schema import (
     SequenceScore,
     StepRecord,
     Subject,
+    Tally,
     Verification,
     VerificationStatus,
 )
-from leakaudit.results.summary import summarise
+from leakaudit.results.summary import seeds_of, summarise
 
 FINISHED = "2026-11-02T10:00:00Z"
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)
@@ -218,12 +221,20 @@ def results(
         "coverage": Coverage(audited_steps=len(steps)),
         "steps": tuple(steps),
         "attempts": tuple(attempts),
-        "summaries": summarise(attempts),
+        "summaries": summarise(attempts, seeds_of(steps)),
         "controls": Controls(
-            positive=Control(k=positive[0], n=positive[1]), negative=Control(k=negative[0], n=negative[1])
+            positive=Control(k=positive[0], n=positive[1]),
+            negative=Control(k=negative[0], n=negative[1]),
+            kinds={kind: recovered(positive, {a.attack for a in attempts}) for kind in get_args(Kind)},
         ),
     }
     return with_digest(Results(**(fields | extra)))
+
+
+def recovered(counts: tuple[int, int], attacks: Collection[str]) -> KindControl:
+    """Build the control of one kind, which every attack recovered as often."""
+    own = Tally(k=min(counts), n=counts[1])
+    return KindControl(k=own.k if attacks else 0, n=own.n, by=dict.fromkeys(sorted(attacks), own))
 
 
 def changed(found: Results, **fields: Any) -> Results:

@@ -48,6 +48,23 @@ class Averaged(torch.optim.Optimizer):
                 fast.sub_(p.grad, alpha=group["lr"])
 
 
+class Scratch(torch.optim.Optimizer):
+    """Divides the gradients where they stand, as schedule-free AdamW does."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-2, *, decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    squares = self.state[p].setdefault("v", torch.zeros_like(p))
+                    squares.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+                    p.grad.div_(squares.sqrt().add_(1e-8)).add_(p, alpha=group["weight_decay"])
+                    p.add_(p.grad, alpha=-group["lr"])
+
+
 class Private(torch.optim.Optimizer):
     """Clips and noises the gradients inside its step."""
 

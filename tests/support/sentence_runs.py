@@ -99,5 +99,5 @@ ALL = (
     Configuration("sentences, CoSENT", sentences("CoSENTLoss", rows=scored)),
     Configuration("sentences, triplet", sentences("TripletLoss", rows=triplets)),
     Configuration("sentences, MNRL, LoRA", sentences("MultipleNegativesRankingLoss", adapters=True, max_steps=4)),
-    Configuration("sentences, MNRL, bf16", sentences("MultipleNegativesRankingLoss", bf16=True)),
+    Configuration("sentences, MNRL, bf16", sentences("MultipleNegativesRankingLoss", bf16=True, use_cpu=True)),
 )

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from leakaudit.client.snapshot import Manifest, Provenance
+from leakaudit.client.snapshot import MANIFEST, Manifest, Provenance
 from leakaudit.client.step import ClientStep
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.tensors import state_of
+from leakaudit.storage.manifest_seal import UNSEALED, sealed
 from leakaudit.storage.snapshots import write_snapshot
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a snapshot's manifest and its digest, as a forger would.
+
+    With the schema of an earlier version it is written as that version did, without a digest.
+    """
+    raw = json.loads((folder / MANIFEST).read_text())
+    del raw["digest"]
+    change(raw)
+    text = json.dumps(raw, indent=1).encode()
+    (folder / MANIFEST).write_bytes(text if raw["schema"] in UNSEALED else sealed(text))
 
 
 def write_step(folder: Path, step: ClientStep, number: int) -> None:

@@ -5,7 +5,6 @@ AFTER_AN_AUDIT = [
     "audit.json",
     "battery.json",
     "finished.json",
-    "tokenizer",
     "trainer.lock",
     "worker.lock",
 ]

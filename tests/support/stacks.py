@@ -52,6 +52,8 @@ class Case:
     """Further `TrainingArguments`, for features that only that trainer has."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `watch`."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the audit's configuration."""
 
 
 def classes(size: int = 2, count: int = 4) -> list[Batch]:
@@ -88,7 +90,7 @@ def torch_loop(folder: Path, case: Case) -> dict[int, Snapshot]:
         called,
         optimizer,
         tokenizer=case.tokenizer(),
-        config=audit_config(folder, max_snapshots=50),
+        config=audit_config(folder, **{"max_snapshots": 50, **case.config}),
         max_grad_norm=case.clip,
         scaler=scaler,
         **case.options,
@@ -133,7 +135,7 @@ def accelerate(folder: Path, case: Case) -> dict[int, Snapshot]:
         model,
         optimizer,
         tokenizer=case.tokenizer(),
-        config=audit_config(folder, max_snapshots=50),
+        config=audit_config(folder, **{"max_snapshots": 50, **case.config}),
         max_grad_norm=case.clip,
         **case.options,
     )
@@ -152,7 +154,7 @@ def accelerate(folder: Path, case: Case) -> dict[int, Snapshot]:
 def hf_trainer(folder: Path, case: Case, *, seq2seq: bool = False) -> dict[int, Snapshot]:
     """`Trainer`, or `Seq2SeqTrainer`, with the audit attached."""
     model = case.model()
-    audit = LeakAuditCallback(audit_config(folder, max_snapshots=50))
+    audit = LeakAuditCallback(audit_config(folder, **{"max_snapshots": 50, **case.config}))
     settings: dict[str, Any] = {
         **SETTINGS,
         "max_steps": -1,  # the Trainer's own: `num_train_epochs` decides
@@ -227,7 +229,7 @@ def lightning(
         def configure_optimizers(self) -> Any:
             return case.optimizer(self)
 
-    audit = LightningAudit(audit_config(folder, max_snapshots=50), tokenizer=case.tokenizer())
+    audit = LightningAudit(audit_config(folder, **{"max_snapshots": 50, **case.config}), tokenizer=case.tokenizer())
     with without_side_process(), _quiet_lightning():
         trainer = pl.Trainer(
             max_epochs=1,

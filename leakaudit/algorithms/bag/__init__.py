@@ -9,12 +9,6 @@ The package may import `plugins`, `models`, the public half of `client`, and the
 `embedding_rows`, `gradient_estimate`, `position_rows`).
 """
 
-__all__ = [
-    "noisy_head",
-    "pruned_head",
-    "softmax_background",
-    "softmax_mixture",
-    "target_counts",
-    "token_head",
-    "word_bag",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from leakaudit.algorithms.above_noise import heavy_tailed
@@ -50,7 +50,7 @@ def target_surprise(rows: Tensor, sigma: float, features: Tensor, probabilities:
     against = -(noise * shares).sum(dim=1)  # (V,)
     if heavy:
         return _laplace_surprise(against, shares)
-    linear = torch.as_tensor(-stats.norm.logsf(against.cpu().numpy()), device=rows.device)
+    linear = torch.as_tensor(-special.log_ndtr(-against.cpu().numpy()), device=rows.device)
     square = torch.where(against > 0, _energy_surprise(noise, features), torch.zeros_like(linear))
     both: Tensor = (torch.maximum(linear, square) - math.log(2)).clamp_min(0.0)
     return both

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.trace import inputs_of
 
 SAMPLED_TEXTS, SAMPLED_TOKENS = 32, 16
 """Texts, and tokens of each, that the public model makes up.
@@ -50,18 +51,13 @@ def _sampled(seen: Observation, head: nn.Linear) -> tuple[Tensor, Tensor]:
     """Return features and probabilities at the positions of made-up texts."""
     rng, device = torch.Generator().manual_seed(0), next(seen.model.parameters()).device
     ids = _first_words(seen, rng).to(device)
-    taken: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            for _ in range(min(SAMPLED_TOKENS, seen.facts.vocabulary.max_length - ids.shape[1])):
-                logits = seen.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].float()
-                drawn = torch.multinomial(logits.softmax(dim=1).cpu(), 1, generator=rng)
-                ids = torch.cat([ids, drawn.to(device)], dim=1)
-            features = taken[-1].flatten(0, 1)
-            return features.double(), head(features).float().softmax(dim=1)
-    finally:
-        handle.remove()
+    with inputs_of(head) as taken, torch.no_grad():
+        for _ in range(min(SAMPLED_TOKENS, seen.facts.vocabulary.max_length - ids.shape[1])):
+            logits = seen.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].float()
+            drawn = torch.multinomial(logits.softmax(dim=1).cpu(), 1, generator=rng)
+            ids = torch.cat([ids, drawn.to(device)], dim=1)
+        features = taken[-1].flatten(0, 1)
+        return features.double(), head(features).float().softmax(dim=1)
 
 
 def _first_words(seen: Observation, rng: torch.Generator) -> Tensor:

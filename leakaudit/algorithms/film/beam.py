@@ -179,9 +179,9 @@ def _repeats(text: tuple[int, ...], rules: Rules) -> dict[int, float]:
         return {}
     last = text[len(text) - rules.gram + 1 :]
     found: dict[int, float] = {}
-    for gram, times in grams_of(text, rules.gram).items():
+    for gram in grams_of(text, rules.gram):
         if gram[:-1] == last:
-            found[gram[-1]] = times * rules.penalty
+            found[gram[-1]] = rules.penalty  # once, because each repeat adds one to R_n, however many came before
     if rules.said_penalty:
         for token, times in rules.said_after.get(last, {}).items():
             found[token] = found.get(token, 0.0) + times * rules.said_penalty

@@ -10,16 +10,16 @@ Letters: N sentences, T tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.layers import (
-    Matrix,
+    Layer,
     Record,
     Vector,
     before_gain,
@@ -46,14 +46,20 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Part(Layer):
     """A module that runs, with the parameters of it that count."""
 
-    module: nn.Module
-    matrix: Matrix | None = None
     table: str = ""
     """Name of the embedding table that it is; empty for other modules."""
-    vectors: tuple[Vector, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its parameters."""
+        return super().names | ({self.table} if self.table else set())
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return the part with these parameters only."""
+        return replace(super().only(names), table=self.table if self.table in names else "")
 
 
 class CandidateScores:
@@ -80,14 +86,12 @@ class CandidateScores:
         self._weights = {name: each.detach() for name, each in model.named_parameters()}
         names = {id(each): name for name, each in model.named_parameters()}
         wanted = set(self._weights) if only is None else set(only)
-        self._parts = [_only(part, wanted) for part in self._find(names) if _counts(part, wanted)]
+        self._parts = [kept for part in self._find(names) if (kept := part.only(wanted)).names]
 
     @property
     def counted(self) -> frozenset[str]:
         """Names of the parameters whose gradients count."""
-        found = {part.table for part in self._parts if part.table}
-        found |= {part.matrix.name for part in self._parts if part.matrix is not None}
-        return frozenset(found | {vector.name for part in self._parts for vector in part.vectors})
+        return frozenset().union(*(part.names for part in self._parts))
 
     def __call__(self, sentences: Sequence[Sequence[int]], *, norms: bool = True) -> Scores:
         """Score sentences of any lengths, each of at least one token.
@@ -209,25 +213,10 @@ def _part(module: nn.Module, record: Record, names: Mapping[int, str]) -> _Part:
     bias = names.get(id(getattr(module, "bias", None)), "")
     vectors = [Vector(bias, gain=False)] if bias else []
     if isinstance(module, nn.Embedding):
-        return _Part(module, table=name)
+        return _Part(module, None, (), table=name)
     if is_gain(module, record):
         vectors.append(Vector(name, gain=True))
     return _Part(module, matrix=matrix_of(name, module, record), vectors=tuple(vectors))
-
-
-def _counts(part: _Part, wanted: set[str]) -> bool:
-    matrix = part.matrix is not None and part.matrix.name in wanted
-    return matrix or part.table in wanted or any(vector.name in wanted for vector in part.vectors)
-
-
-def _only(part: _Part, wanted: set[str]) -> _Part:
-    """Return a part with the wanted parameters only."""
-    return _Part(
-        part.module,
-        part.matrix if part.matrix is not None and part.matrix.name in wanted else None,
-        part.table if part.table in wanted else "",
-        tuple(vector for vector in part.vectors if vector.name in wanted),
-    )
 
 
 def middle_gain(model: nn.Module) -> str | None:

@@ -288,6 +288,6 @@ def _scores_of(seen: Observation, language: Language, chosen: Settings) -> Candi
 
 
 def _guess(text: Text, score: float, vocabulary: Vocabulary) -> GuessedSequence:
-    """Return a text with the tokens around it; its confidence falls with its score."""
+    """Return a text with the tokens around it; the own score falls with perplexity."""
     ids = (*vocabulary.starts_with, *text, *vocabulary.ends_with)
-    return GuessedSequence(ids, confidence=1.0 / (1.0 + math.exp(min(score, 50.0))))
+    return GuessedSequence(ids, own_score=1.0 / (1.0 + math.exp(min(score, 50.0))))

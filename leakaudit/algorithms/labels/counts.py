@@ -79,7 +79,9 @@ class CountsLabels:
         counts = whole_counts(shares, sequences, fewest_of_each(seen, layer, loss, known))
         found = {"batch_size": float(sequences), "batch_size_known": float(known is not None)}
         return Reconstruction(
-            label_counts=counts, diagnostics=found | {"largest_misfit": misfit(shares, counts)} | facts
+            label_counts=counts,
+            counts_are_shares=known is None,
+            diagnostics=found | {"largest_misfit": misfit(shares, counts)} | facts,
         )
 
 

@@ -2,7 +2,7 @@
 
 The attacks `dlg`, `tag`, `lamp-cos`, `lamp-l1l2`, `grab` and `pooler-features` use it. Data flows through these steps:
 
-1. `run`: from an observation to a reconstruction, with the settings of DLG and TAG (`plain`) and of LAMP (`lamp`). `batch_shape` gives the number and lengths of the sequences.
+1. `run`: from an observation to a reconstruction, with the settings of DLG and TAG (`plain`), of LAMP (`lamp`) and of all (`options`). `batch_shape` gives the number and lengths of the sequences.
 2. `starts`: the first `candidates`, made by `candidate_maker`; `known_tokens` are fixed; `learned_masks` can be unknowns, too.
 3. `candidate_gradients`: gradients of many candidates in one pass, as pairs of inputs and output gradients (`layers`). Their
    loss compares the model's answer with `guessed_labels`: classes, or the next tokens of a causal language model.
@@ -17,42 +17,6 @@ The attacks `dlg`, `tag`, `lamp-cos`, `lamp-l1l2`, `grab` and `pooler-features` 
 The package may import `plugins`, `models`, `algorithms` and the public half of `client` (`facts`, `observation`).
 """
 
-__all__ = [
-    "batch_shape",
-    "candidate_gradients",
-    "candidate_maker",
-    "candidates",
-    "chunks",
-    "comparison",
-    "descent",
-    "dropout_distance",
-    "dropout_masks",
-    "feature_matcher",
-    "feature_refinement",
-    "guessed_labels",
-    "hybrid_search",
-    "known_tokens",
-    "lamp",
-    "layers",
-    "learned_masks",
-    "length_regulariser",
-    "low_rank_completion",
-    "matcher",
-    "objective",
-    "permutation_rounds",
-    "permutations",
-    "plain",
-    "pooler_moments",
-    "position_assignment",
-    "pruned_blocks",
-    "restoration",
-    "run",
-    "search",
-    "singular_value_shrinkage",
-    "starts",
-    "target_factors",
-    "token_refinement",
-    "vector_target",
-    "whitening",
-    "word_table",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -264,15 +264,7 @@ class CandidateGradients:
                     for vector in layer.vectors
                     if float(formed[vector.name].detach().norm()) <= CANCELS * weight
                 }
-        kept = [
-            Layer(
-                layer.module,
-                layer.matrix if layer.matrix is not None and layer.matrix.name in right else None,
-                tuple(vector for vector in layer.vectors if vector.name in right),
-            )
-            for layer in self._layers
-        ]
-        return [layer for layer in kept if layer.matrix is not None or layer.vectors]
+        return [kept for layer in self._layers if (kept := layer.only(right)).names]
 
     def _probe(self) -> Candidate:
         """Return one random candidate, to test the layers with."""

@@ -31,7 +31,7 @@ SAME = 0.05
 changes the regulariser."""
 
 
-Keep = Literal["best", "last"]
+Keep = Literal["best", "best-step", "last"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Descent:
     mask_step: float = 0.0
     """Adam's step for dropout masks at the start; it falls with that of the embeddings."""
     keep: Keep = "best"
-    """End with the `best` state, which had the lowest loss, or with the `last`, as LAMP's Algorithm 1 does."""
+    """End with the state that had the lowest loss (`best`, `best-step`), or with the `last`, as LAMP's Algorithm 1 does."""
 
     def label_rate(self, taken: int) -> float:
         """Return Adam's step for labels after a number of steps."""
@@ -119,7 +119,7 @@ class Run:
     @property
     def end(self) -> Candidate:
         """The candidates that the descent ends with."""
-        return (self.best if self.descent.keep == "best" else self.now).detached()
+        return (self.now if self.descent.keep == "last" else self.best).detached()
 
     def facts(self, loss: float) -> dict[str, float]:
         """Return the diagnostics of the run.
@@ -224,7 +224,7 @@ class Run:
 
     def settle(self) -> None:
         """Return to the best state, unless the descent keeps the last one."""
-        if self.descent.keep == "best" and bool(self.best_losses.isfinite().all()):
+        if self.descent.keep != "last" and bool(self.best_losses.isfinite().all()):
             self.now = self.best.detached()
 
     def _adam(self, slopes: Candidate) -> None:

@@ -5,14 +5,14 @@ Letters: N candidates, B sequences, T tokens, D hidden size, F features compared
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Literal, NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from leakaudit.algorithms.matching.batch_shape import equal_lengths
@@ -21,6 +21,7 @@ from leakaudit.algorithms.matching.feature_refinement import search_tokens
 from leakaudit.algorithms.matching.matcher import Matcher
 from leakaudit.algorithms.matching.run import Recipe
 from leakaudit.models.structure import find_pooler
+from leakaudit.models.structure.trace import inputs_of
 from leakaudit.plugins import Budget, Observation
 
 Phase = Literal["continuous", "discrete", "both", "words", "none"]
@@ -62,17 +63,7 @@ class FeatureMatcher(Matcher):
             phase: the phase of the search in which the features count.
             feature_weight: weight of one minus the mean cosine with the features.
         """
-        super().__init__(
-            seen,
-            lengths,
-            recipe.objective,
-            length_weight=recipe.length_weight,
-            exposure=recipe.patterns,
-            aware=recipe.aware,
-            fill=recipe.fill,
-            relative=recipe.relative,
-            start_scale=recipe.start_scale,
-        )
+        super().__init__(seen, lengths, recipe.objective, replace(recipe, bag=False))
         self._seen = seen
         self._dense = seen.model.get_submodule(find_pooler(seen.model, self.labels.classes).dense)
         self._features = functional.normalize(features, dim=1).float().to(self.table.device)
@@ -199,14 +190,3 @@ def best_assignment(cosine: Tensor) -> Tensor:
         taken[each, :, place % count] = True
         left = left.masked_fill(taken, -2.0)
     return total / count
-
-
-@contextmanager
-def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the inputs of a module while the block runs."""
-    taken: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, given: taken.append(given[0]))
-    try:
-        yield taken
-    finally:
-        handle.remove()

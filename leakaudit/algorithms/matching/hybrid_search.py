@@ -165,7 +165,7 @@ class _Search:
                 self._stop = "converged"
                 break
             guess = _Guess(found, loss, likeness, run.now.detached())
-            if (hybrid.stop_early and matcher.explained_by(loss)) or (hybrid.keep == "last" and found == tuple(tokens)):
+            if (hybrid.stop_early and matcher.explained_by(loss)) or (hybrid.keep != "best" and found == tuple(tokens)):
                 self._stop = "converged"
                 break
             if budget.exhausted():

@@ -8,26 +8,20 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.descent import Descent
 from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.options import SharedOptions, SharedSettings, check_knobs, with_knobs
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
-from leakaudit.algorithms.matching.run import (
-    Recipe,
-    StartSource,
-    can_match,
-    check_knobs,
-    reconstruct_by_matching,
-    with_knobs,
-)
+from leakaudit.algorithms.matching.run import Recipe, StartSource, can_match, reconstruct_by_matching
 from leakaudit.algorithms.matching.starts import Start
 from leakaudit.client.observation import Observation
 from leakaudit.errors import ConfigError, PriorError
-from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability, Reconstruction, not_applicable
+from leakaudit.plugins.attack_protocol import Applicability, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 from leakaudit.plugins.prior_loading import load_prior
 
-Preset = Literal["improved", "paper", "large", "fast"]
+Preset = Literal["improved", "paper", "released", "large", "fast"]
 
 STAND_IN = "ngram"
 """Prior of the paper's presets unless another is given. The paper's GPT-2 cannot be shipped; the built-in n-gram model
@@ -35,33 +29,22 @@ replaces it."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(SharedSettings):
     """The settings that a preset decides."""
 
-    steps: int
-    n_init: int
-    n_permutations: int
     round_every: int
     round_draws: int
-    learning_rate: float
+    orders_after: float
     decay: float
-    linear: bool
-    weight_decay: float
     clip: float
-    relative: bool
-    start_scale: float
     length_weight: float
     prior_weight: float
     prior: str
-    squared: bool
     words: int
-    restarts: int
     trial_steps: int
     whitened: bool
     seats: bool
-    patience: int
     stop_early: bool
-    keep: Keep
     aware: bool
     next_tokens: NextTokenLabels
     bag: bool
@@ -73,6 +56,7 @@ PAPER = Settings(
     n_permutations=500,
     round_every=75,
     round_draws=200,
+    orders_after=0.0,
     learning_rate=0.01,
     decay=0.89,
     linear=False,
@@ -80,6 +64,7 @@ PAPER = Settings(
     clip=0.0,
     relative=False,
     start_scale=1.0,
+    start_norm=0.0,
     length_weight=1.0,
     prior_weight=0.2,
     prior=STAND_IN,
@@ -92,10 +77,13 @@ PAPER = Settings(
     patience=0,
     stop_early=False,
     keep="last",
+    lowest_id=0,
     aware=False,
     next_tokens="joint",
     bag=False,
 )
+
+RELEASED = replace(PAPER, squared=True, start_norm=1.4, keep="best-step", orders_after=0.1, lowest_id=999)
 
 LARGE = replace(PAPER, steps=5000, round_every=200, decay=1.0, linear=True, weight_decay=0.01, clip=0.5)
 
@@ -129,8 +117,15 @@ FAST = replace(
     restarts=4,
 )
 
-PRESETS: dict[Preset, Settings] = {"improved": IMPROVED, "paper": PAPER, "large": LARGE, "fast": FAST}
-"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `large`: its recipe for BERT-large; the
+PRESETS: dict[Preset, Settings] = {
+    "improved": IMPROVED,
+    "paper": PAPER,
+    "released": RELEASED,
+    "large": LARGE,
+    "fast": FAST,
+}
+"""`paper`: LAMP, Sec. 5 and App. D, for BERT-base, with the cosine's weights. `released`: what its published code
+(eth-sri/lamp) runs there. `large`: its recipe for BERT-large; the
 weight decay of AdamW is PyTorch's default, because the paper names none. `improved`: as many steps, with our additions.
 `fast`: chosen on training sentences (CoLA); `lamp-cos` has a `fast` of its own."""
 
@@ -143,38 +138,25 @@ and the words of both are then combined in one guess."""
 
 
 @dataclass(frozen=True)
-class Lamp:
+class Lamp(SharedOptions):
     """LAMP, Algorithm 1. An option that is None has the preset's value."""
 
     preset: Preset = "improved"
-    """`paper` is the published attack for BERT-base, `large` for BERT-large; `improved` has our additions, and `fast`
-    takes fewer steps."""
-    steps: int | None = None
-    """Number of continuous steps in total."""
-    n_init: int | None = None
-    """Number of normal samples that are scored before the start."""
-    n_permutations: int | None = None
-    """Number of random orders of the best sample that are scored."""
+    """`paper` is the attack as printed for BERT-base, `large` for BERT-large; `released` is what the published code runs, which made the
+    printed figures; `improved` has our additions, and `fast` takes fewer steps."""
     round_every: int | None = None
     """n_c: continuous steps between two discrete rounds."""
     round_draws: int | None = None
     """n_d: random transformations of each sequence in a round. Equal results are scored once."""
-    learning_rate: float | None = None
-    """Adam's step, 0.01 in the paper; with `relative`, in units of the root mean square of the word embedding's entries."""
+    orders_after: float | None = None
+    """Share of the steps that are taken before new orders are tried. 0 in the paper, 0.1 in its published code."""
     decay: float | None = None
     """Factor on the step every 50 steps."""
-    linear: bool | None = None
-    """Let the step fall linearly to zero instead."""
-    weight_decay: float | None = None
-    """Weight decay of AdamW."""
     clip: float | None = None
     """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
     relative: bool | None = None
     """Use units that depend on the model and the update. The unit of steps is the root mean square of the word embedding's
     entries; the unit of `lamp-l1l2`'s weights is the distance of a zero gradient. False in the paper."""
-    start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, which is N(0, I). 0 makes rows as long as the word
-    embedding's on average."""
     length_weight: float | None = None
     """alpha_reg, weight of the embedding-length regulariser (App. D: 1 for the cosine, 25 for L2+L1)."""
     prior_weight: float | None = None
@@ -183,8 +165,6 @@ class Lamp:
     """Language model for the likelihood of an order: a prior's name, a file or a folder; `none` for no prior (alpha_lm
     = 0). The paper takes GPT-2. The paper's presets take the built-in `ngram` unless another one is given, and then set the
     diagnostic `prior_stand_in` to 1."""
-    squared: bool | None = None
-    """Square L2 distances, as DLG does; `lamp-l1l2` only. False in the paper as printed."""
     words: int | None = None
     """Most nearest words that are tried at each position after the last step (`token_refinement`). Fewer are tried where a
     position is certain; the words of dropped restarts are tried, too. 0 takes the nearest word, as the paper does."""
@@ -199,8 +179,6 @@ class Lamp:
     """The attack stops as converged after this many rounds in a row that change no token and no order; 0 for never, as in the paper."""
     stop_early: bool | None = None
     """Stop as soon as the tokens explain the update. Not in the paper."""
-    keep: Keep | None = None
-    """Return the `best` candidate at the end of a round, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     next_tokens: NextTokenLabels | None = None
@@ -210,9 +188,6 @@ class Lamp:
     Not in the paper, where the table is frozen (App. A.1)."""
     labels: Literal["joint", "enumerate"] = "enumerate"
     """How to find labels that are not granted: try each assignment for `trial_steps` (LAMP, Sec. 4.2), or optimise them jointly."""
-    restarts: int | None = None
-    """Number of best samples that take `trial_steps` steps at the start. The search continues with the one that then has the
-    lowest loss. 1 in the paper."""
     trial_steps: int | None = None
     """Steps after which restarts, or assignments of labels, are compared. Our choice."""
     whitened: bool | None = None
@@ -220,12 +195,8 @@ class Lamp:
     start: StartSource = "none"
     """With `span`, start from the sequences that exact recovery reads, with their lengths, and not from noise. Not in the
     paper."""
-    exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     presets: ClassVar[Mapping[Preset, Settings]] = PRESETS
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    false_event_rate: ClassVar[float] = FALSE_EVENTS
     source: ClassVar[str] = (
         "LAMP (Balunovic et al., NeurIPS 2022), Algorithm 1, App. D; places (`seats`): own derivation"
     )
@@ -241,7 +212,7 @@ class Lamp:
             at_least_one=("steps", "n_init", "round_every", "round_draws", "restarts", "trial_steps"),
             not_negative=(
                 *("n_permutations", "words", "weight_decay", "clip", "patience"),
-                *("length_weight", "prior_weight", "start_scale"),
+                *("length_weight", "prior_weight", "start_scale", "start_norm", "orders_after", "lowest_id"),
             ),
             positive=("learning_rate", "decay"),
         )
@@ -282,7 +253,7 @@ class Lamp:
                     else ""
                 )
                 return not_applicable(f"{hint}{error}")
-        return can_match(seen, self.exposure, self.start)
+        return can_match(seen, self.exposure, self.start, lowest_id=self.settings().lowest_id)
 
     def attack(
         self, seen: Observation, objective: Objective, rng: torch.Generator, budget: Budget, *, unit: float = 1.0
@@ -312,6 +283,7 @@ class Lamp:
         rounds = Rounds(
             every=chosen.round_every,
             draws=chosen.round_draws,
+            after=chosen.orders_after,
             when="at-end" if self.discrete == "at-end" else "alternate",
             seats=chosen.seats,
             prior=prior or None,
@@ -334,6 +306,7 @@ class Lamp:
             start=Start(
                 chosen.n_init,
                 chosen.n_permutations,
+                norm=chosen.start_norm,
                 restarts=chosen.restarts,
                 trial_steps=chosen.trial_steps,
                 labels=self.labels,
@@ -344,6 +317,8 @@ class Lamp:
             start_source=self.start,
             relative=chosen.relative,
             start_scale=chosen.start_scale,
+            start_norm=chosen.start_norm,
+            lowest_id=chosen.lowest_id,
             aware=chosen.aware,
             next_tokens=chosen.next_tokens,
             bag=chosen.bag,

@@ -5,14 +5,16 @@ Letters: N candidates, M tokens of a candidate at a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from leakaudit.models.structure.trace import hooked
 
 AGREES = 1e-3
 """Relative error up to which a parameter's gradient from pairs counts as its true gradient. It is tested once on random
@@ -52,6 +54,17 @@ class Layer:
     matrix: Matrix | None
     vectors: tuple[Vector, ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its parameters."""
+        vectors = {vector.name for vector in self.vectors}
+        return frozenset(vectors if self.matrix is None else {self.matrix.name, *vectors})
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return the layer with these parameters only."""
+        matrix = self.matrix if self.matrix is not None and self.matrix.name in names else None
+        return replace(self, matrix=matrix, vectors=tuple(vector for vector in self.vectors if vector.name in names))
+
 
 class Record(NamedTuple):
     """Inputs and outputs of a layer in a forward pass, call by call."""
@@ -81,15 +94,11 @@ def recording(modules: Sequence[nn.Module], candidates: int, running: Callable[[
 
         return record_call
 
-    handles = [
+    with hooked(
         module.register_forward_hook(recorder(record), with_kwargs=True)
         for module, record in zip(modules, records, strict=True)
-    ]
-    try:
+    ):
         yield records
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def tokens_joined(tensors: Sequence[Tensor], candidates: int) -> Tensor:

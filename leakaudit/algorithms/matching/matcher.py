@@ -18,11 +18,11 @@ from leakaudit.algorithms.matching.candidate_maker import CandidateMaker
 from leakaudit.algorithms.matching.candidates import Candidate, joined
 from leakaudit.algorithms.matching.chunks import Chunks
 from leakaudit.algorithms.matching.comparison import Comparison
-from leakaudit.algorithms.matching.guessed_labels import Labels, NextTokenLabels, labels_of
+from leakaudit.algorithms.matching.guessed_labels import Labels, labels_of
 from leakaudit.algorithms.matching.known_tokens import KnownTokens
-from leakaudit.algorithms.matching.learned_masks import LearnedMasks, MaskPlaces
+from leakaudit.algorithms.matching.learned_masks import LearnedMasks
 from leakaudit.algorithms.matching.length_regulariser import LengthRegulariser
-from leakaudit.algorithms.matching.objective import Objective, with_declared_defenses
+from leakaudit.algorithms.matching.objective import Matching, Objective, with_declared_defenses
 from leakaudit.algorithms.matching.position_assignment import position_vectors
 from leakaudit.algorithms.matching.word_table import WordTable
 from leakaudit.client.observation import Observation
@@ -48,20 +48,7 @@ class Matcher:
         seen: Observation,
         lengths: Sequence[int],
         objective: Objective,
-        *,
-        length_weight: float = 0.0,
-        exposure: Sequence[str] = ("*",),
-        dropout: bool = False,
-        mask_weight: float = 0.0,
-        mask_places: MaskPlaces = "all",
-        aware: bool = True,
-        fill: bool = False,
-        relative: bool = True,
-        start_scale: float = 0.0,
-        denoise: bool = True,
-        noise_rescales: bool = False,
-        next_tokens: NextTokenLabels = "similar",
-        bag: bool = False,
+        how: Matching = Matching(),  # noqa: B008  frozen
     ) -> None:
         """Prepare the parts; `seen` is not changed, neither here nor by any method.
 
@@ -69,58 +56,40 @@ class Matcher:
             seen: the observation to match.
             lengths: (B,) tokens of each sequence.
             objective: the distance; `with_declared_defenses` adds what the protocol declares.
-            length_weight: alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2).
-            exposure: patterns of parameter names that are matched; all but the word embedding by default.
-            dropout: give candidates dropout masks of their own (GRAB, Sec. 4.3).
-            mask_weight: weight of the learned masks' penalty: their mean squared distance from their mean, divided by the variance
-                of a drawn mask. Not in GRAB.
-            mask_places: learn all masks, as GRAB does, or only those of opening tokens, such as `[CLS]`, and those that belong to
-                no token.
-            aware: if the protocol declares clipping, noise or pruning: match norms, remove noise, mask entries and weigh
-                parameters.
-            fill: if the protocol declares pruning and `aware` is true, fill in the pruned entries (`low_rank_completion`) instead
-                of masking them.
-            relative: take steps in units of the root mean square of the word embedding's entries.
-            start_scale: standard deviation of the entries of random candidates: 1 for N(0, I), as in LAMP (Algorithm 1); 0 makes rows
-                as long as the word embedding's on average.
-            denoise: if the protocol declares noise and `aware` is true, remove it (`singular_value_shrinkage`) and weigh parameters
-                by the remaining signal.
-            noise_rescales: match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping.
-            next_tokens: labels of embeddings under a causal language model's loss (`guessed_labels`).
-            bag: take only tokens whose rows of the word embedding were updated, if these rows tell them.
+            how: what candidates are made of, and what is compared.
 
         Raises:
             AnatomyError: there is nothing to match.
         """
         self.lengths = tuple(lengths)
-        self.words = WordTable(seen, self.lengths, bag=bag)
+        self.words = WordTable(seen, self.lengths, bag=how.bag, lowest_id=how.lowest_id)
         self.known = KnownTokens(seen.facts.vocabulary, self.lengths, self.table)
-        self.labels: Labels = labels_of(seen, self.lengths, self.words, self.known, next_tokens)
+        self.labels: Labels = labels_of(seen, self.lengths, self.words, self.known, how.next_tokens)
         """The labels of candidates."""
-        self.gradients = CandidateGradients(seen, lengths, self.labels, exposure, dropout=dropout)
-        self.objective = with_declared_defenses(
-            objective, seen, aware=aware, fill=fill, denoise=denoise, noise_rescales=noise_rescales
-        )
+        self.gradients = CandidateGradients(seen, lengths, self.labels, how.patterns, dropout=how.dropout)
+        self.objective = with_declared_defenses(objective, seen, how)
         self._comparison = Comparison(
             self.objective, self.gradients.matrices, self.gradients.vectors, seen.update, sum(self.lengths)
         )
         self.positions = position_vectors(seen, max(self.lengths))
         """(T, D) the vectors that the model adds to embeddings at each position; None if it does more than add."""
-        self.unit = self.words.root_mean_square if relative else 1.0
+        self.unit = self.words.root_mean_square if how.relative else 1.0
         """Unit of Adam's step: the root mean square of the word embedding's entries, or 1."""
         opening = range(len(seen.facts.vocabulary.starts_with))
         self.masks = LearnedMasks(
             self.gradients.masks,
             [opening for _ in self.lengths],
             self.table.device,
-            places=mask_places,
-            weight=mask_weight,
+            places=how.mask_places,
+            weight=how.mask_weight,
         )
-        scale = start_scale or self.words.mean_length / self.table.shape[1] ** 0.5
+        scale = how.start_scale or self.words.mean_length / self.table.shape[1] ** 0.5
         self.candidates = CandidateMaker(
             self.table, self.lengths, self.labels.shape, self.masks, self.gradients.masks, scale
         )
-        self._length_loss = LengthRegulariser(length_weight, self.words.mean_length, self.lengths, self.table.device)
+        self._length_loss = LengthRegulariser(
+            how.length_weight, how.start_norm or self.words.mean_length, self.lengths, self.table.device
+        )
         at_once = CHUNK_TOKENS if seen.facts.task != "causal-lm" else min(CHUNK_TOKENS, CHUNK_LOGITS // len(self.table))
         self.chunks = Chunks(max(1, at_once // sum(self.lengths)))
 
@@ -162,6 +131,10 @@ class Matcher:
     def losses(self, dummy: Candidate) -> Tensor:
         """Return (N,) float64 objective plus regulariser of each candidate."""
         return torch.cat(list(self.chunks.run(len(dummy.embeddings), lambda some: self._losses(dummy.take(some)))))
+
+    def distances(self, dummy: Candidate) -> Tensor:
+        """Return (N,) float64 objective of each candidate, without the regulariser."""
+        return torch.cat(list(self.chunks.run(len(dummy.embeddings), lambda some: self._distances(dummy.take(some)))))
 
     def losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:
         """Return (N,) losses and the derivatives of their sum by the candidates.
@@ -248,11 +221,14 @@ class Matcher:
             likeness.append(min(1.0, max(0.0, sum(free) / len(free))) if free else 1.0)
         return found, likeness
 
-    def _losses(self, dummy: Candidate) -> Tensor:
+    def _distances(self, dummy: Candidate) -> Tensor:
         placed = self.known.placed(dummy.detached())
-        losses = self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+        return self._comparison.losses(self.gradients.pairs(placed, differentiable=False))
+
+    def _losses(self, dummy: Candidate) -> Tensor:
+        losses = self._distances(dummy)
         if self._length_loss.weight:
-            losses = losses + self._length_loss(placed.embeddings).double()
+            losses = losses + self._length_loss(self.known.placed(dummy.detached()).embeddings).double()
         return losses + self.masks.penalty(dummy.masks) if self.masks.weight else losses
 
     def _losses_and_derivatives(self, dummy: Candidate) -> tuple[Tensor, Candidate]:

@@ -1,4 +1,4 @@
-"""The distance between gradients that a search minimises."""
+"""The distance between gradients that a search minimises, and how it is taken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
+from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
+from leakaudit.algorithms.matching.learned_masks import MaskPlaces
 from leakaudit.client.observation import Observation
 
 
@@ -48,29 +50,62 @@ class Objective:
             )
 
 
-def with_declared_defenses(
-    objective: Objective, seen: Observation, *, aware: bool, fill: bool, denoise: bool, noise_rescales: bool
-) -> Objective:
-    """Return the objective for declared clipping, noise and pruning.
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """What candidates are made of, and which gradients of theirs are compared."""
 
-    Args:
-        objective: the distance.
-        seen: gives what the protocol declares.
-        aware: use these declarations.
-        fill: fill in pruned entries instead of masking them.
-        denoise: remove declared noise.
-        noise_rescales: match norms also under declared noise, not only under clipping.
-    """
-    pruned = aware and seen.zeroed
-    sigma = seen.noise_sigma if aware else 0.0
-    rescaled = not scale_is_known(seen) or (noise_rescales and sigma > 0)
-    known = not aware or objective.kind == "cosine" or not rescaled
-    masked = objective.masked or (pruned and not fill)
+    length_weight: float = 0.0
+    """alpha_reg, weight of the embedding-length regulariser (LAMP, Sec. 4.2)."""
+    exposure: str = "*"
+    """Patterns of the names of parameters that are matched, joined by `+`; the word embedding never is."""
+    dropout: bool = False
+    """Give candidates dropout masks of their own and learn them (GRAB, Sec. 4.3)."""
+    mask_weight: float = 0.0
+    """Weight of the learned masks' penalty: their mean squared distance from their mean, divided by the variance of a drawn mask.
+    Not in GRAB."""
+    mask_places: MaskPlaces = "all"
+    """Learn all masks, as GRAB does, or only those of opening tokens, such as `[CLS]`, and those that belong to no token."""
+    aware: bool = True
+    """If the protocol declares clipping, noise or pruning: match norms, remove noise, fill in or mask entries, and weigh
+    parameters."""
+    fill: bool = True
+    """Fill in the pruned entries (`low_rank_completion`) instead of masking them."""
+    denoise: bool = True
+    """Remove declared noise (`singular_value_shrinkage`), and weigh parameters by the remaining signal."""
+    noise_rescales: bool = False
+    """Match norms also if noise is declared, as GRAB does (Sec. 5.5.1), not only after clipping."""
+    relative: bool = True
+    """Take steps in units of the root mean square of the word embedding's entries."""
+    start_scale: float = 0.0
+    """Standard deviation of the entries of random candidates: 1 for N(0, I), as in LAMP (Algorithm 1); 0 makes rows as long as the
+    word embedding's on average."""
+    start_norm: float = 0.0
+    """Norm to which the regulariser pulls the rows of candidates; 0 for the mean norm of the word embedding's rows."""
+    lowest_id: int = 0
+    """Lowest token id that may stand in a text, special tokens aside (`WordTable`)."""
+    next_tokens: NextTokenLabels = "similar"
+    """Labels of embeddings under a causal language model's loss (`guessed_labels`)."""
+    bag: bool = False
+    """Take only tokens whose rows of the word embedding were updated, if these rows tell them."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of `exposure`."""
+        return tuple(pattern.strip() for pattern in self.exposure.split("+"))
+
+
+def with_declared_defenses(objective: Objective, seen: Observation, how: Matching) -> Objective:
+    """Return the objective for declared clipping, noise and pruning."""
+    pruned = how.aware and seen.zeroed
+    sigma = seen.noise_sigma if how.aware else 0.0
+    rescaled = not scale_is_known(seen) or (how.noise_rescales and sigma > 0)
+    known = not how.aware or objective.kind == "cosine" or not rescaled
+    masked = objective.masked or (pruned and not how.fill)
     return replace(
         objective,
         match_norm=objective.match_norm or not known,
         whitened=objective.whitened and not masked,
         masked=masked,
-        filled=objective.filled or (pruned and fill),
-        sigma=objective.sigma or (sigma if denoise else 0.0),
+        filled=objective.filled or (pruned and how.fill),
+        sigma=objective.sigma or (sigma if how.denoise else 0.0),
     )

@@ -30,6 +30,8 @@ class Rounds:
     draws: int
     """n_d: random transformations of each sequence in a round."""
     when: Literal["alternate", "at-end"] = "alternate"
+    after: float = 0.0
+    """Share of the steps that are taken before the first round."""
     seats: bool = True
     """Also move embeddings together with their positions (`position_assignment`)."""
     prior: Scorer | None = None
@@ -46,9 +48,13 @@ class Rounds:
     def count(self, steps: int) -> int:
         """Return the number of rounds for a number of steps.
 
-        There is one round after every `every` steps, and one after the remaining steps.
+        There is one round after every `every` steps, and one after the remaining steps. The steps before the first round do not count.
         """
-        return math.ceil(steps / self.every)
+        return math.ceil((1 - self.after) * steps / self.every)
+
+    def due(self, taken: int, steps: int) -> bool:
+        """Return whether a round follows after so many of all steps."""
+        return self.when == "alternate" and taken % self.every == 0 and taken >= self.after * steps
 
     @property
     def positions_every(self) -> int:
@@ -138,9 +144,11 @@ class PermutationRounds:
         """Run the remaining rounds, and return the result of the search.
 
         With `at-end` all rounds remain. Otherwise one round remains if steps followed the last round, or if no round has stored a
-        candidate.
+        candidate; none, if the best of all steps is kept.
         """
-        at_end = self.rounds.when == "at-end"
+        at_end, keep = self.rounds.when == "at-end", run.descent.keep
+        if keep == "best-step" and not at_end and not self.explained:
+            return run.end
         if at_end:
             run.now = run.end
         owed = (
@@ -150,7 +158,7 @@ class PermutationRounds:
             if self.settled or (number and budget.exhausted()):
                 break
             self.run_round(run, budget)
-        if run.descent.keep == "last" and not self.explained:
+        if keep != "best" and not self.explained:
             return run.now.detached()
         return run.best.detached() if self._best is None else self._best[1]
 

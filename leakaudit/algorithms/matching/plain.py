@@ -9,35 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from leakaudit.algorithms.matching.descent import Descent, Keep
+from leakaudit.algorithms.matching.descent import Descent
 from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.objective import Objective
-from leakaudit.algorithms.matching.run import Recipe, can_match, check_knobs, with_knobs
+from leakaudit.algorithms.matching.options import SharedOptions, SharedSettings, check_knobs, with_knobs
+from leakaudit.algorithms.matching.run import Recipe, can_match
 from leakaudit.algorithms.matching.starts import Start
 from leakaudit.client.observation import Observation
-from leakaudit.plugins.attack_protocol import FALSE_EVENTS, Applicability
+from leakaudit.plugins.attack_protocol import Applicability
 
-PlainPreset = Literal["improved", "paper", "large"]
+PlainPreset = Literal["improved", "paper", "released", "large"]
 
 
 @dataclass(frozen=True)
-class PlainSettings:
+class PlainSettings(SharedSettings):
     """The settings that a preset of DLG or TAG decides."""
 
-    steps: int
-    learning_rate: float
-    linear: bool
-    weight_decay: float
     clip: float
-    relative: bool
-    start_scale: float
-    n_init: int
-    restarts: int
     trial_steps: int
-    patience: int
     label_step: float | None
-    squared: bool
-    keep: Keep
     aware: bool
     next_tokens: NextTokenLabels
     bag: bool
@@ -51,13 +41,16 @@ PLAIN_PAPER = PlainSettings(
     clip=0.0,
     relative=False,
     start_scale=1.0,
+    start_norm=0.0,
     n_init=1,
+    n_permutations=0,
     restarts=1,
     trial_steps=50,
     patience=0,
     label_step=0.1,
     squared=False,
     keep="last",
+    lowest_id=0,
     aware=False,
     next_tokens="joint",
     bag=False,
@@ -80,54 +73,32 @@ PLAIN_PRESETS: dict[PlainPreset, PlainSettings] = {
         bag=True,
     ),
     "paper": PLAIN_PAPER,
+    "released": replace(PLAIN_PAPER, n_permutations=1, squared=True, keep="best-step", lowest_id=999),
     "large": replace(PLAIN_PAPER, steps=10_000, linear=True, weight_decay=0.01, clip=1.0),
 }
-"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `large`: on BERT-large, with PyTorch's weight
+"""`paper`: DLG and TAG as LAMP runs them on BERT-base (Sec. 5, App. D). `released`: as LAMP's published code (eth-sri/lamp) runs them
+there. `large`: on BERT-large, with PyTorch's weight
 decay of AdamW, because the paper names none. `improved`: as many steps, with our settings. Chosen on training sentences; see
 docs/decisions/matching.md."""
 
 
 @dataclass(frozen=True)
-class PlainMatching:
+class PlainMatching(SharedOptions):
     """DLG and TAG: normal starts, Adam, nearest tokens at the end.
 
     An option that is None has the preset's value.
     """
 
     preset: PlainPreset = "improved"
-    """`paper` is the attack as LAMP compares with it on BERT-base, `large` on BERT-large; `improved` has our
-    settings."""
-    steps: int | None = None
-    """Adam steps."""
-    learning_rate: float | None = None
-    """Adam's step without decay; with `relative`, in units of the root mean square of the word embedding's entries."""
-    linear: bool | None = None
-    """Let the step fall linearly to zero."""
-    weight_decay: float | None = None
-    """Weight decay of AdamW."""
+    """`paper` is the attack as LAMP describes it for BERT-base, `large` for BERT-large; `released` is what LAMP's published code runs;
+    `improved` has our settings."""
     clip: float | None = None
     """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
-    relative: bool | None = None
-    """Take steps in units of the root mean square of the word embedding's entries. False in the paper."""
-    start_scale: float | None = None
-    """Standard deviation of the entries of normal starts: 1 in the paper, N(0, I); 0 makes rows as long as the word
-    embedding's on average."""
-    n_init: int | None = None
-    """Number of normal samples that are scored before the start. 1 in the paper."""
-    restarts: int | None = None
-    """Number of best samples that take `trial_steps` steps at once. The search continues with the one that then has the lowest
-    loss. 1 in the paper."""
     trial_steps: int | None = None
     """Steps after which restarts are compared."""
-    patience: int | None = None
-    """The attack stops as converged after more than this many steps without a lower loss; 0 for never, as in the paper."""
     label_step: float | None = None
     """Adam's step for labels that are optimised, in absolute units; it falls with that of the embeddings. In the paper both
     steps are equal."""
-    squared: bool | None = None
-    """Square L2 distances. False in the paper as printed (LAMP, L_tag)."""
-    keep: Keep | None = None
-    """Return the candidate with the `best` loss, or the `last`, as the paper does."""
     aware: bool | None = None
     """Use the noise, pruning and clipping that the protocol declares. Not in the paper."""
     next_tokens: NextTokenLabels | None = None
@@ -139,12 +110,8 @@ class PlainMatching:
     Not in the paper, where the table is frozen."""
     labels: Literal["joint", "enumerate"] = "joint"
     """How to find labels that are not granted: optimise them with the embeddings (DLG), or try each assignment for `trial_steps`."""
-    exposure: str = "*"
-    """Parameters whose update is matched: patterns of names, joined by `+`, such as `*.layer.0.*`."""
 
     presets: ClassVar[Mapping[PlainPreset, PlainSettings]] = PLAIN_PRESETS
-    goal: ClassVar[Literal["text", "words", "labels"]] = "text"
-    false_event_rate: ClassVar[float] = FALSE_EVENTS
     threat_model: ClassVar[str] = (
         "Sees one client's update and knows the weights; the client takes gradient steps without dropout on few sequences."
     )
@@ -154,7 +121,15 @@ class PlainMatching:
         check_knobs(
             self,
             at_least_one=("steps", "n_init", "restarts", "trial_steps"),
-            not_negative=("patience", "clip", "weight_decay", "start_scale"),
+            not_negative=(
+                "patience",
+                "clip",
+                "weight_decay",
+                "start_scale",
+                "start_norm",
+                "n_permutations",
+                "lowest_id",
+            ),
             positive=("learning_rate", "label_step"),
         )
 
@@ -164,7 +139,7 @@ class PlainMatching:
 
     def applies(self, seen: Observation) -> Applicability:
         """Return whether gradient matching applies to an observation."""
-        return can_match(seen, self.exposure)
+        return can_match(seen, self.exposure, lowest_id=self.settings().lowest_id)
 
     def recipe(self, objective: Objective) -> Recipe:
         """Return the settings of the attack with one objective."""
@@ -181,10 +156,19 @@ class PlainMatching:
                 label_step=chosen.label_step,
                 keep=chosen.keep,
             ),
-            start=Start(chosen.n_init, restarts=chosen.restarts, trial_steps=chosen.trial_steps, labels=self.labels),
+            start=Start(
+                chosen.n_init,
+                chosen.n_permutations,
+                norm=chosen.start_norm,
+                restarts=chosen.restarts,
+                trial_steps=chosen.trial_steps,
+                labels=self.labels,
+            ),
             exposure=self.exposure,
             relative=chosen.relative,
             start_scale=chosen.start_scale,
+            start_norm=chosen.start_norm,
+            lowest_id=chosen.lowest_id,
             aware=chosen.aware,
             next_tokens=chosen.next_tokens,
             bag=chosen.bag,

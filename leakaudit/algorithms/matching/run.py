@@ -8,9 +8,9 @@ Letters: B sequences, C classes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -18,12 +18,11 @@ from leakaudit.algorithms.labels.output_layer import number_of_classes
 from leakaudit.algorithms.matching.batch_shape import BatchShape, guess_shape
 from leakaudit.algorithms.matching.candidate_gradients import CandidateGradients
 from leakaudit.algorithms.matching.descent import Descent
-from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels, labels_of
+from leakaudit.algorithms.matching.guessed_labels import labels_of
 from leakaudit.algorithms.matching.hybrid_search import Hybrid, hybrid_search
 from leakaudit.algorithms.matching.known_tokens import KnownTokens
-from leakaudit.algorithms.matching.learned_masks import MaskPlaces
 from leakaudit.algorithms.matching.matcher import Matcher
-from leakaudit.algorithms.matching.objective import Objective
+from leakaudit.algorithms.matching.objective import Matching, Objective
 from leakaudit.algorithms.matching.permutation_rounds import Rounds
 from leakaudit.algorithms.matching.search import Found, search
 from leakaudit.algorithms.matching.starts import Start
@@ -43,12 +42,7 @@ from leakaudit.plugins.attack_protocol import (
 )
 from leakaudit.plugins.budget import Budget
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 StartSource = Literal["none", "span"]
-
-Settings = TypeVar("Settings", bound="DataclassInstance")
 
 START_SHARE = 0.5
 """Share of the budget for exact recovery (`start=span`). Our choice."""
@@ -58,7 +52,7 @@ PROBE_LENGTH = 4
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Matching):
     """All settings of one attack by gradient matching."""
 
     objective: Objective
@@ -68,45 +62,13 @@ class Recipe:
     """LAMP's discrete rounds."""
     hybrid: Hybrid | None = None
     """GRAB's rounds."""
-    dropout: bool = False
-    """Learn dropout masks."""
-    mask_weight: float = 0.0
-    """Weight of the penalty that keeps masks near their mean (`Matcher`)."""
-    mask_places: MaskPlaces = "all"
-    """The tokens whose masks are learned."""
-    aware: bool = True
-    """If the protocol declares clipping, noise or pruning: match norms, remove noise, fill in or mask entries, and weigh
-    parameters."""
-    fill: bool = True
-    """Fill in removed entries of pruned updates instead of masking them."""
-    denoise: bool = True
-    """Remove declared noise from the update."""
-    noise_rescales: bool = False
-    """Match norms also under declared noise."""
-    relative: bool = True
-    """Take steps in units of the word embedding."""
-    start_scale: float = 0.0
-    """Standard deviation of normal starts; 0 makes rows as long as the word embedding's."""
-    length_weight: float = 0.0
-    """alpha_reg of LAMP's regulariser."""
-    exposure: str = "*"
-    """Patterns of parameter names that are matched, joined by `+`."""
-
-    next_tokens: NextTokenLabels = "similar"
-    """Labels of embeddings under a causal language model's loss."""
-    bag: bool = False
-    """Take only tokens whose rows of the word embedding were updated, if these rows tell them."""
-
     start_source: StartSource = "none"
     """With `span`, start from the sequences that exact recovery reads, with their lengths, even if it is not sure of them."""
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """The patterns of `exposure`."""
-        return tuple(pattern.strip() for pattern in self.exposure.split("+"))
 
-
-def can_match(seen: Observation, exposure: str, start_source: StartSource = "none") -> Applicability:
+def can_match(
+    seen: Observation, exposure: str, start_source: StartSource = "none", *, lowest_id: int = 0
+) -> Applicability:
     """Return whether gradient and batch shape are known, so that matching applies."""
     if "inputs_embeds" not in inspect.signature(seen.model.forward).parameters:
         return not_applicable(f"{type(seen.model).__name__} takes no `inputs_embeds`, so no candidate can be optimised")
@@ -126,7 +88,7 @@ def can_match(seen: Observation, exposure: str, start_source: StartSource = "non
             lengths: tuple[int, ...] = (PROBE_LENGTH,)
         else:
             lengths = guess_shape(single).lengths
-        words = WordTable(single, lengths)
+        words = WordTable(single, lengths, lowest_id=lowest_id)
         known = KnownTokens(seen.facts.vocabulary, lengths, words.table)
         CandidateGradients(single, lengths, labels_of(single, lengths, words, known), exposure.split("+"))
     except AnatomyError as error:
@@ -162,24 +124,7 @@ def reconstruct_by_matching(seen: Observation, recipe: Recipe, rng: torch.Genera
         shape = BatchShape(tuple(map(len, guesses)), "span")
     else:
         shape = guess_shape(single)
-    matcher = Matcher(
-        single,
-        shape.lengths,
-        recipe.objective,
-        length_weight=recipe.length_weight,
-        exposure=recipe.patterns,
-        dropout=recipe.dropout,
-        mask_weight=recipe.mask_weight,
-        mask_places=recipe.mask_places,
-        aware=recipe.aware,
-        fill=recipe.fill,
-        relative=recipe.relative,
-        start_scale=recipe.start_scale,
-        denoise=recipe.denoise,
-        noise_rescales=recipe.noise_rescales,
-        next_tokens=recipe.next_tokens,
-        bag=recipe.bag,
-    )
+    matcher = Matcher(single, shape.lengths, recipe.objective, recipe)
     start = recipe.start if not guesses else replace(recipe.start, given=_fitting(guesses, shape.lengths))
     if recipe.hybrid is not None:
         found = hybrid_search(matcher, recipe.descent, start, recipe.hybrid, rng, budget)
@@ -206,7 +151,7 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
     Sequences are marked as proved if the simulated update is the observed one. Granted labels are not returned as label counts.
     """
     guesses = [
-        GuessedSequence(token_ids=tokens, confidence=likeness)
+        GuessedSequence(token_ids=tokens, own_score=likeness)
         for tokens, likeness in zip(found.tokens, found.likeness, strict=True)
     ]
     proof = prove(seen, guesses, budget)
@@ -222,38 +167,9 @@ def reconstruct(seen: Observation, matcher: Matcher, shape: BatchShape, found: F
         "parameters": float(matcher.parameters),
     }
     return Reconstruction(
-        sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.confidence)),
+        sequences=tuple(sorted(proof.sequences, key=lambda guess: -guess.own_score)),
         label_counts=counts if matcher.labels.enumerable else None,
         counts_told=proof.label_counts is not None or seen.noise_sigma == 0.0,
         stop=found.stop,
         diagnostics=facts | found.facts | proof.diagnostics,
     )
-
-
-def check_knobs(
-    attack: object, *, at_least_one: Sequence[str] = (), not_negative: Sequence[str] = (), positive: Sequence[str] = ()
-) -> None:
-    """Refuse options that are out of range; None is always allowed.
-
-    Raises:
-        ValueError: an option is out of range. The message names it.
-    """
-    rules: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
-        (at_least_one, "be at least 1", lambda value: value < 1),
-        (not_negative, "not be below 0", lambda value: value < 0),
-        (positive, "be above 0", lambda value: value <= 0),
-    )
-    for knobs, rule, broken in rules:
-        for knob in knobs:
-            value = getattr(attack, knob)
-            if value is not None and broken(value):
-                raise ValueError(f"{knob} must {rule}, got {value}")
-
-
-def with_knobs(preset: Settings, attack: object) -> Settings:
-    """Return a preset with the options that are set in an attack.
-
-    The preset is a dataclass. An option that is None keeps the preset's value.
-    """
-    given = {field.name: getattr(attack, field.name) for field in fields(preset)}
-    return replace(preset, **{name: value for name, value in given.items() if value is not None})

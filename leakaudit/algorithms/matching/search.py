@@ -136,7 +136,7 @@ def advance(run: Run, discrete: PermutationRounds | None, budget: Budget) -> Sto
         if run.stalled:
             return "converged"
         run.step()
-        if discrete is None or discrete.rounds.when == "at-end" or run.taken_now % discrete.rounds.every:
+        if discrete is None or not discrete.rounds.due(run.taken_now, run.descent.steps):
             continue
         discrete.run_round(run, budget)
         if discrete.settled:

@@ -33,6 +33,8 @@ class Start:
     """n_init: number of normal samples that are scored."""
     permutations: int = 0
     """Number of random orders of the best sample that are scored."""
+    norm: float = 0.0
+    """Norm of every row of the chosen samples, which are then compared by their gradients alone; 0 leaves rows as drawn."""
     restarts: int = 1
     """Number of best samples that take `trial_steps` steps at once."""
     trial_steps: int = 0
@@ -51,16 +53,19 @@ def draw_starts(matcher: Matcher, start: Start, rng: torch.Generator, budget: Bu
 
     At least one candidate is returned, even if the budget is very small. Only as many are made at a time as run at once.
     """
+    score = matcher.distances if start.norm else matcher.losses
     found = _drawn(matcher, start, 1, rng)
     if start.samples > 1:
-        losses = matcher.losses(found) if not budget.exhausted() else None
+        losses = score(found) if not budget.exhausted() else None
         for count in _portions(start.samples - 1, matcher):
             if losses is None or budget.exhausted():
                 break
             drawn = _drawn(matcher, start, count, rng)
-            found, losses = _best(joined([found, drawn]), torch.cat([losses, matcher.losses(drawn)]), start.restarts)
+            found, losses = _best(joined([found, drawn]), torch.cat([losses, score(drawn)]), start.restarts)
     if start.permutations and not start.given and not budget.exhausted():
         found = permuted(matcher, found, start.permutations, rng, budget)
+    if start.norm and not start.given:
+        found = found._replace(embeddings=start.norm * torch.nn.functional.normalize(found.embeddings, dim=3))
     if start.labels == "enumerate" and matcher.labels.enumerable:
         found = _with_every_labelling(found.take([0]))
     return found

@@ -13,18 +13,25 @@ from torch.nn import functional
 
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, can_read_rows, holds_earlier_rounds, touched_rows
 from leakaudit.client.observation import Observation
+from leakaudit.errors import AnatomyError
+from leakaudit.models.token_marks import Mark
+from leakaudit.models.vocabulary import Vocabulary
 
 
 class WordTable:
     """The word embedding of a model, and the directions of its words."""
 
-    def __init__(self, seen: Observation, lengths: Sequence[int], *, bag: bool = False) -> None:
+    def __init__(self, seen: Observation, lengths: Sequence[int], *, bag: bool = False, lowest_id: int = 0) -> None:
         """Take the public model's word embedding.
 
         Args:
             seen: the observation.
             lengths: (B,) tokens of each sequence.
             bag: only tokens whose rows of the word embedding were updated may stand in a text, if these rows tell them.
+            lowest_id: tokens with a lower id, special ones aside, cannot stand in a text.
+
+        Raises:
+            AnatomyError: tokens below `lowest_id` do stand in texts, by the marks of the tokenizer.
         """
         self.outside = tokens_without_update(seen) if bag else None
         """(V,) whether a token is no input of the batch; None if that is not known."""
@@ -39,7 +46,7 @@ class WordTable:
         """(V, D) its rows at norm 1; zero for tokens that cannot stand at a free position."""
         vocabulary = seen.facts.vocabulary
         unknown = vocabulary.special.get("unk", -1)
-        self.directions[sorted(vocabulary.special_ids - {unknown})] = 0.0
+        self.directions[sorted(vocabulary.special_ids - {unknown} | unused_below(vocabulary, lowest_id))] = 0.0
         self.allowed = self.directions.any(dim=1)
         """(V,) whether a token can stand at a free position."""
         self.mean_length = float(self.table.norm(dim=1).mean())
@@ -72,6 +79,23 @@ class WordTable:
         """
         values, ids = self.cosines(embeddings, inputs).max(dim=2)
         return values, ids
+
+
+def unused_below(vocabulary: Vocabulary, lowest_id: int) -> set[int]:
+    """Return the ids below one that are not special.
+
+    Raises:
+        AnatomyError: some of them are capitals, ends of sentences or inner parts of words, so they are not unused; or nothing would be left.
+    """
+    below = set(range(lowest_id)) - vocabulary.special_ids
+    plain = f"{Mark.BEGINS_WORD | Mark.BEGINS_TEXT:x}"
+    used = sum(vocabulary.marks[token : token + 1] != plain for token in below)
+    if used or lowest_id >= vocabulary.size:
+        raise AnatomyError(
+            f"lowest_id={lowest_id} leaves out {used or 'all'} tokens that can stand in a text; it is meant for a vocabulary that begins with "
+            "unused tokens, such as that of BERT, uncased; give lowest_id=0"
+        )
+    return below
 
 
 def tokens_without_update(seen: Observation) -> Tensor | None:

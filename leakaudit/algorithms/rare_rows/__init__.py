@@ -12,26 +12,6 @@ Language models (`decoder_reader`): the head's row of a token holds the final st
 The package may import `plugins`, `models`, the public half of `client`, and other algorithms.
 """
 
-__all__ = [
-    "agreement",
-    "decoder_background",
-    "decoder_prefixes",
-    "decoder_reader",
-    "decoder_rest",
-    "dropped_inputs",
-    "encoder",
-    "exchange",
-    "filling",
-    "grouping",
-    "insertion",
-    "next_token_rows",
-    "rows",
-    "same_sentence",
-    "sentence_beam",
-    "sentence_choice",
-    "sentence_rows",
-    "sentence_scores",
-    "sentence_simulations",
-    "sentences",
-    "update_pull",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

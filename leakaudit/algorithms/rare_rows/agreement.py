@@ -30,12 +30,18 @@ class Agreement:
     simulation's error is Gaussian, with a size that is not known.
     """
 
-    def __init__(self, simulator: SentenceSimulator, rows: Rows) -> None:
-        """Keep the rows of rare words as one table."""
+    def __init__(self, simulator: SentenceSimulator, rows: Rows, words: Sequence[int] | None = None) -> None:
+        """Keep the rows of some words as one table.
+
+        Args:
+            simulator: of sentences alone.
+            rows: of the batch.
+            words: the words that count; None for the rare ones.
+        """
         self.simulator, self.rows = simulator, rows
-        rare = rows.rare
-        self._index = {word: turn for turn, word in enumerate(rare)}
-        vectors = [rows.sums[word] / rows.sums[word].norm() for word in rare]
+        counted = rows.rare if words is None else words
+        self._index = {word: turn for turn, word in enumerate(counted)}
+        vectors = [rows.sums[word] / rows.sums[word].norm() for word in counted]
         self._table = torch.stack(vectors).float().to(simulator.device) if vectors else torch.zeros(0, 1)
 
     def scores(self, drafts: Sequence[Draft]) -> Tensor:
@@ -50,7 +56,7 @@ class Agreement:
         found, exact = torch.zeros(len(drafts)), torch.zeros(len(drafts), dtype=torch.bool)
         for chunk, laid in self.simulator.chunks(drafts):
             gradients = self.simulator.gradients(self.simulator.inputs(laid), laid).detach()
-            each = self._each(gradients, self.row_numbers(laid))
+            each = self.each(gradients, self.row_numbers(laid))
             found[chunk] = each.sum(dim=2).amax(dim=0).cpu()
             exact[chunk] = (each > EXACT).any(dim=2).any(dim=0).cpu()
         return found, exact
@@ -66,25 +72,41 @@ class Agreement:
             gradients: (K, N, T, D).
             numbers: (N, T) of `row_numbers`.
         """
-        each = self._each(gradients, numbers)  # (K', N, T)
+        each = self.each(gradients, numbers)  # (K', N, T)
         best = each.sum(dim=2).argmax(dim=0)
         return each[best, torch.arange(each.shape[1], device=each.device)]
 
-    def _each(self, gradients: Tensor, numbers: Tensor) -> Tensor:
+    def each(self, gradients: Tensor, numbers: Tensor) -> Tensor:
         """Return (K', N, T): the agreement of every row, for all directions and signs."""
-        cosines = self.cosines(gradients, numbers)
+        return self._signed(self.cosines(gradients, numbers))
+
+    def at_holes(self, gradients: Tensor, words: Tensor) -> Tensor:
+        """Return (K', H, C): the agreement of every word at every hole.
+
+        Args:
+            gradients: (K, H, D).
+            words: (C,) token ids that count.
+        """
+        rows = self._table[[self._index[word] for word in words.tolist()]]  # (C, D)
+        return self._signed(torch.nn.functional.normalize(gradients, dim=2) @ rows.T)
+
+    def _signed(self, cosines: Tensor) -> Tensor:
         return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
 
     def cosines(self, gradients: Tensor, numbers: Tensor) -> Tensor:
-        """Return (K, N, T): cosines with the rows of rare words, elsewhere 0."""
+        """Return (K, N, T): cosines with the rows of words that count, elsewhere 0."""
         known = self._table[numbers.clamp_min(0)]  # (N, T, D)
         cosines: Tensor = torch.nn.functional.cosine_similarity(gradients, known[None], dim=3)
         return cosines * (numbers >= 0)
 
     def row_numbers(self, laid: Laid) -> Tensor:
-        """Return (N, T): the row's number in the table, -1 where there is none."""
+        """Return (N, T): the row's number in the table, -1 where there is none.
+
+        A word without a known place counts wherever it stands. If it occurs several times, its row agrees with none of its places, or
+        nearly with the strongest.
+        """
         pairs = zip(laid.tokens.flatten().tolist(), laid.places.flatten().tolist(), strict=True)
-        numbers = [self._index[word] if self.rows.places.get(word) == place else -1 for word, place in pairs]
+        numbers = [self._index.get(w, -1) if self.rows.places.get(w, place) == place else -1 for w, place in pairs]
         return torch.tensor(numbers, device=self._table.device).view_as(laid.tokens)
 
 

@@ -36,7 +36,7 @@ GUESSED = 300.0
 """Evidence in nats of a sentence that is guessed although its rows do not agree. Our choice: half of what one sure row tells."""
 
 LIKELY = 0.3
-"""Confidence of such a sentence. Our choice: most are right in their first words only."""
+"""Own score of such a sentence. Our choice: most are right in their first words only."""
 
 
 def decoder_applies(seen: Observation) -> Applicability:
@@ -113,11 +113,11 @@ class Pursuit:
         """Return what was found, with what is proved."""
         error = self.rest.agreement()
         guess = [
-            GuessedSequence(one.tokens, confidence=_confidence(error[list(one.tokens)]), proved=one.proved)
+            GuessedSequence(one.tokens, own_score=_own_score(error[list(one.tokens)]), proved=one.proved)
             for one in self.found
         ]
-        guess += [GuessedSequence(one.tokens, confidence=LIKELY) for one in self.guessed]
-        guess.sort(key=lambda one: -one.confidence)
+        guess += [GuessedSequence(one.tokens, own_score=LIKELY) for one in self.guessed]
+        guess.sort(key=lambda one: -one.own_score)
         proof = prove(self._seen, guess, self._budget)
         diagnostics = {"targets": self.rest.targets, "targets_found": float(self.rest.taken.targets)}
         return Reconstruction(
@@ -144,6 +144,6 @@ def _compatible(scores: SentenceScores, ranked: Iterable[Scored], before: Sequen
     return kept
 
 
-def _confidence(errors: Tensor) -> float:
+def _own_score(errors: Tensor) -> float:
     """Return 1 if a sentence's best half of rows is explained, towards 0 if not."""
     return float((1 - errors.median()).clamp(0.0, 0.99))

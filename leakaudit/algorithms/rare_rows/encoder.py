@@ -9,7 +9,6 @@ Letters: N drafts, D hidden size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -22,7 +21,7 @@ from leakaudit.algorithms.position_rows import longest_length
 from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.dropped_inputs import kept_inputs
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
-from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, fill
+from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, Filling
 from leakaudit.algorithms.rare_rows.grouping import Group, Grouping
 from leakaudit.algorithms.rare_rows.insertion import with_frequent_words
 from leakaudit.algorithms.rare_rows.rows import ACCOUNTED, Rows
@@ -129,17 +128,17 @@ class EncoderSearch:
     def _grouping(self, alike: SameSentence) -> Grouping:
         """Return the grouping of the words that are rare now."""
         agreement = Agreement(self.simulator, self.rows)
-        return Grouping(agreement, self.longest - len(self.simulator.after), alike, self._known)
+        return Grouping(agreement, self.longest - len(self.simulator.after), alike, known=self._known)
 
     def _pass(self, alike: SameSentence) -> None:
         """Group the rare words and complete every group once."""
         grouping = self._grouping(alike)
         groups = grouping.groups(self.budget)
-        groups.sort(key=lambda group: _quality(grouping, group), reverse=True)
+        groups.sort(key=grouping.quality, reverse=True)
         self.drafts, before = _plain(grouping, groups), len(self.proved)
         while groups and not self.budget.exhausted():
             turn, groups = groups[:AT_ONCE], groups[AT_ONCE:]
-            if len(self.proved) > before and _quality(grouping, turn[-1]) < POOR:
+            if len(self.proved) > before and grouping.quality(turn[-1]) < POOR:
                 return  # the proved sentences make other words rare, and these groups better
             self._complete([group for group in turn if group <= set(self.rows.places)], grouping)
 
@@ -149,9 +148,11 @@ class EncoderSearch:
             return
         agreement = Agreement(self.simulator, self.rows)
         candidates = Candidates.of(agreement)
-        starts = [self._lengths(grouping.draft(group)) for group in groups]
-        likely = _best_of(starts, fill([d for many in starts for d in many], agreement, candidates, FIRST_STEPS), 2)
-        filled = fill([d for many in likely for d in many], agreement, candidates, STEPS)
+        starts = [grouping.draft(group).lengths(ENDS, grouping.end) for group in groups]
+        likely = _best_of(
+            starts, Filling([d for many in starts for d in many], agreement, candidates).run(FIRST_STEPS), 2
+        )
+        filled = Filling([d for many in likely for d in many], agreement, candidates).run(STEPS)
         begun = [Exchanged(one.draft, one.choices) for one in filled]
         pairs = _split(begun, [len(many) for many in likely])
         exchange([some[0] for some in pairs], agreement, candidates, self.budget)
@@ -160,11 +161,6 @@ class EncoderSearch:
             best = max(some, key=lambda one: one.agreement)
             if not self._take_out(best.draft):
                 self.drafts[group] = best
-
-    def _lengths(self, draft: Draft) -> list[Draft]:
-        first = max(draft.words) + 1
-        last = min(first + ENDS, self.longest - len(self.simulator.after) + 1)
-        return [Draft(draft.words, draft.begin, end) for end in range(first, max(last, first + 1))]
 
     def _take_out(self, draft: Draft) -> bool:
         """Take a sentence out of the rows if it is proved, and return whether it is."""
@@ -229,11 +225,11 @@ def _guesses(search: EncoderSearch) -> Iterator[GuessedSequence]:
     """Yield the proved sentences, then the drafts of groups that were not proved."""
     before, after = search.simulator.before, search.simulator.after
     for draft in search.proved:
-        yield GuessedSequence((*before, *draft.in_order(), *after), confidence=1.0, proved=True)
+        yield GuessedSequence((*before, *draft.in_order(), *after), own_score=1.0, proved=True)
     for group, one in search.drafts.items():
         if group <= set(search.rows.places):
             share = 1.0 - float(torch.tensor(-one.agreement / max(len(group), 1)).exp())
-            yield GuessedSequence((*before, *one.draft.in_order(), *after), confidence=max(0.0, min(share, 0.99)))
+            yield GuessedSequence((*before, *one.draft.in_order(), *after), own_score=max(0.0, min(share, 0.99)))
 
 
 def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count: int) -> list[list[Draft]]:
@@ -242,11 +238,7 @@ def _best_of(starts: Sequence[Sequence[Draft]], filled: Sequence[Filled], count:
         list(zip(filled, [draft for many in starts for draft in many], strict=True)), [len(m) for m in starts]
     )
     ranked = (sorted(group, key=lambda pair: pair[0].agreement, reverse=True)[:count] for group in groups)
-    return [[_without_weak(draft, one) for one, draft in group] for group in ranked]
-
-
-def _without_weak(draft: Draft, filled: Filled) -> Draft:
-    return Draft({p: w for p, w in draft.words.items() if p not in filled.weak}, draft.begin, draft.end)
+    return [[draft.without(one.weak) for one, draft in group] for group in ranked]
 
 
 def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
@@ -260,11 +252,6 @@ def _split(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
 def _plain(grouping: Grouping, groups: Sequence[Group]) -> dict[Group, Exchanged]:
     """Return drafts that hold the words of groups and nothing else."""
     return {group: Exchanged(grouping.draft(group), agreement=grouping.known[group]) for group in groups}
-
-
-def _quality(grouping: Grouping, group: Group) -> float:
-    """Return the mean agreement of a group's words, times the root of their number."""
-    return grouping.known[group] / math.sqrt(len(group))
 
 
 def _sums(draft: Draft, gradients: Tensor) -> dict[int, Tensor]:

@@ -59,9 +59,7 @@ class Exchanged:
         return self.stuck or self.exact
 
 
-def exchange(
-    begun: Sequence[Exchanged], agreement: Agreement, candidates: Candidates, budget: Budget, rounds: int = ROUNDS
-) -> None:
+def exchange(begun: Sequence[Exchanged], agreement: Agreement, candidates: Candidates, budget: Budget) -> None:
     """Improve drafts without holes, in place, until no exchange helps.
 
     Args:
@@ -69,11 +67,10 @@ def exchange(
         agreement: the rows to agree with.
         candidates: all words of the batch.
         budget: the exchanges end when it is used up.
-        rounds: most rounds.
     """
     for one, score, exact in zip(begun, *_judged(agreement, [one.draft for one in begun]), strict=True):
         one.agreement, one.exact = score, exact
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         moving = [one for one in begun if not one.done]
         if not moving or budget.exhausted():
             return

@@ -21,6 +21,9 @@ from leakaudit.algorithms.rare_rows.sentences import Draft, Laid
 WEAK = 0.3
 """Share of the median agreement below which a rare word is weak. Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
+CHOICES = 4
+"""Words of each hole that are tried later. Our choice."""
+
 RATE = 0.5
 """Learning rate of Adam (Kingma and Ba 2015) on the weights' logits. Chosen on training sentences; see docs/decisions/rare_rows.md."""
 
@@ -69,21 +72,6 @@ class Filled:
     """Places of rare words that agree much worse than the others: their sentence is probably another one."""
 
 
-def fill(
-    drafts: Sequence[Draft], agreement: Agreement, candidates: Candidates, steps: int, choices: int = 4
-) -> list[Filled]:
-    """Find words for the holes of drafts.
-
-    Args:
-        drafts: each with at least one rare word.
-        agreement: the rows to agree with.
-        candidates: words for holes.
-        steps: of Adam.
-        choices: words to return for each hole.
-    """
-    return Filling(drafts, agreement, candidates).run(steps, choices)
-
-
 class Filling:
     """The weights of the words at the holes of some drafts."""
 
@@ -91,7 +79,7 @@ class Filling:
         """Begin with equal weights.
 
         Args:
-            drafts: (N) as for `fill`.
+            drafts: (N) each with at least one rare word.
             agreement: the rows to agree with.
             candidates: words for holes.
         """
@@ -119,8 +107,13 @@ class Filling:
         rows, columns = torch.tensor(pairs, dtype=torch.long, device=self.simulator.device).reshape(-1, 2).T
         return rows, columns
 
-    def run(self, steps: int, choices: int) -> list[Filled]:
-        """Move the weights and return the drafts with the best words."""
+    def run(self, steps: int, choices: int = CHOICES) -> list[Filled]:
+        """Move the weights and return the drafts with the best words.
+
+        Args:
+            steps: of Adam.
+            choices: words to return for each hole.
+        """
         reached = torch.zeros(self.numbers.shape)
         if len(self.rows):
             self.logits.requires_grad_()
@@ -133,16 +126,25 @@ class Filling:
     def _ascend(self, ascent: torch.optim.Optimizer) -> Tensor:
         with torch.enable_grad():
             ascent.zero_grad()
+            shares = torch.softmax(self.logits, dim=1)
             inputs = self.simulator.inputs(self.laid).index_put(
                 (self.rows, self.columns),
-                torch.softmax(self.logits, dim=1) @ self.vectors
-                + self.simulator.place_vectors[self.laid.places[self.rows, self.columns]],
+                shares @ self.vectors + self.simulator.place_vectors[self.laid.places[self.rows, self.columns]],
             )
             gradients = self.simulator.gradients(inputs, self.laid, differentiable=True)
-            reached = self.agreement.of_places(gradients, self.numbers)
+            reached = self._agreements(gradients, shares)
             (self.logits.grad,) = torch.autograd.grad(-reached.sum(), self.logits)
         ascent.step()
         return reached.detach().cpu()
+
+    def _agreements(self, gradients: Tensor, shares: Tensor) -> Tensor:  # noqa: ARG002  subclasses weigh the holes
+        """Return (N, T): agreements at all places; those of holes are 0.
+
+        Args:
+            gradients: (K, N, T, D).
+            shares: (H, C) of each word at each hole.
+        """
+        return self.agreement.of_places(gradients, self.numbers)
 
     def _results(self, reached: Tensor, choices: int) -> list[Filled]:
         order = self.logits.argsort(dim=1, descending=True)[:, :choices]

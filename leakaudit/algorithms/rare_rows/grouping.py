@@ -39,16 +39,38 @@ Group = frozenset[int]
 
 
 @dataclass
-class Grouping:
-    """Agreements of groups of rare words; each group is simulated once."""
+class SimulatedGroups:
+    """Agreements of groups of words with known places; each group is simulated once."""
 
     agreement: Agreement
     end: int
     """Place of the closing token while a sentence's length is not known: the largest that is possible."""
+    known: dict[Group, float] = field(default_factory=dict, kw_only=True)
+    """Agreement of every group that was simulated."""
+
+    def draft(self, group: Group) -> Draft:
+        """Return the draft that holds a group's words at their places."""
+        places = self.agreement.rows.places
+        return Draft({places[word]: word for word in group}, len(self.agreement.simulator.before), self.end)
+
+    def simulate(self, groups: Sequence[Group]) -> None:
+        """Compute the agreement of groups that are not known yet."""
+        new = [group for group in dict.fromkeys(groups) if group not in self.known]
+        if new:
+            scores = self.agreement.scores([self.draft(group) for group in new]).tolist()
+            self.known.update(zip(new, scores, strict=True))
+
+    def quality(self, group: Group) -> float:
+        """Return the mean agreement of a group's words, times the root of their number."""
+        return self.known[group] / math.sqrt(len(group))
+
+
+@dataclass
+class Grouping(SimulatedGroups):
+    """Groups of rare words that are merged."""
+
     alike: SameSentence
     """Odds that rows were written by one sentence."""
-    known: dict[Group, float] = field(default_factory=dict)
-    """Agreement of every group that was simulated."""
 
     def __post_init__(self) -> None:
         """Compute the odds of all pairs of rare words."""
@@ -69,22 +91,10 @@ class Grouping:
             pass
         return sorted(merging.groups, key=lambda group: self.known[group], reverse=True)
 
-    def draft(self, group: Group) -> Draft:
-        """Return the draft that holds a group's words at their places."""
-        places = self.agreement.rows.places
-        return Draft({places[word]: word for word in group}, len(self.agreement.simulator.before), self.end)
-
     def fit(self, one: Group, other: Group) -> bool:
         """Return whether no two words of the groups have the same place."""
         places = self.agreement.rows.places
         return not {places[word] for word in one} & {places[word] for word in other}
-
-    def simulate(self, groups: Sequence[Group]) -> None:
-        """Compute the agreement of groups that are not known yet."""
-        new = [group for group in dict.fromkeys(groups) if group not in self.known]
-        if new:
-            scores = self.agreement.scores([self.draft(group) for group in new]).tolist()
-            self.known.update(zip(new, scores, strict=True))
 
     def gain(self, one: Group, other: Group) -> float:
         """Return by how much two simulated groups agree better together, with their odds."""

@@ -25,6 +25,7 @@ from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import output_embedding, word_embedding
+from leakaudit.models.structure.trace import inputs_of
 
 CHUNK_TARGETS = 512
 """Targets of one forward and backward pass. Our choice: their predicted distributions take 0.1 GB at 50,000 tokens."""
@@ -127,24 +128,19 @@ def simulated(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     table: Any = model.get_input_embeddings()  # type: ignore[operator]  # a method of every transformers model
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     vectors: list[Tensor] = []
-    given: list[Tensor] = []
 
     def keep_vectors(_module: nn.Module, _args: Any, made: Tensor) -> Tensor:
         vectors.append(made.detach().requires_grad_())
         return vectors[-1]
 
-    handles = [
+    with (
         table.register_forward_hook(keep_vectors),
-        head.register_forward_pre_hook(lambda _, args: given.append(args[0].detach())),
-    ]
-    try:
-        with torch.enable_grad():
-            logits = model(input_ids=ids, attention_mask=mask).logits
-            slopes = torch.autograd.grad(_summed(logits, ids, mask), vectors[-1])[0]
-    finally:
-        for handle in handles:
-            handle.remove()
-    return given[-1].float(), logits.detach().float(), slopes.float()
+        inputs_of(head) as given,
+        torch.enable_grad(),
+    ):
+        logits = model(input_ids=ids, attention_mask=mask).logits
+        slopes = torch.autograd.grad(_summed(logits, ids, mask), vectors[-1])[0]
+    return given[-1].detach().float(), logits.detach().float(), slopes.float()
 
 
 def summed_loss(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

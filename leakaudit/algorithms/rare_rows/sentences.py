@@ -5,7 +5,7 @@ Letters: N drafts, T places, D hidden size, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +40,21 @@ class Draft:
     def with_word(self, place: int, word: int) -> Draft:
         """Return the draft with another word at a place."""
         return replace(self, words={**self.words, place: word})
+
+    def without(self, places: Collection[int]) -> Draft:
+        """Return the draft with holes at some places."""
+        return replace(self, words={p: word for p, word in self.words.items() if p not in places})
+
+    def lengths(self, count: int, longest: int) -> list[Draft]:
+        """Return the draft with the likely ends behind its last word.
+
+        Args:
+            count: most ends to try.
+            longest: largest end, unless the last word is behind it.
+        """
+        first = max(self.words) + 1
+        last = min(first + count, longest + 1)
+        return [replace(self, end=end) for end in range(first, max(last, first + 1))]
 
     def in_order(self) -> tuple[int, ...]:
         """Return the words in the order of their places."""
@@ -178,9 +193,5 @@ def _normalised_from(norm: nn.Module, inputs: Tensor, kept: Tensor | None) -> It
     def dropped(_module: nn.Module, _given: Any, made: Tensor) -> Tensor:
         return made if kept is None else made * kept
 
-    handles = norm.register_forward_pre_hook(replaced), norm.register_forward_hook(dropped)
-    try:
+    with norm.register_forward_pre_hook(replaced), norm.register_forward_hook(dropped):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -24,6 +24,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.decoder import attention_outputs
 from leakaudit.models.structure.layers import Projection
+from leakaudit.models.structure.trace import watched
 
 RIDGE = 1e-2
 """Part of the mean eigenvalue that is added to every direction. Chosen on training texts: 1e-1 and 1e-3 name fewer next tokens."""
@@ -149,29 +150,14 @@ def _shared_layers(seen: Observation) -> list[Projection]:
 
 def _traced(model: nn.Module, layers: Sequence[Projection], ids: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return each layer's inputs (n T, ...), and the gradients at its outputs."""
-    given: dict[str, Tensor] = {}
-    made: dict[str, Tensor] = {}
-
-    def keep(name: str, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        given[name] = args[0].detach()
-        made[name] = out if out.requires_grad else out.requires_grad_()
-        return made[name]
-
-    handles = [
-        model.get_submodule(one.module).register_forward_hook(
-            lambda _, args, out, name=one.module: keep(name, args, out)
-        )
-        for one in layers
-    ]
-    try:
-        with torch.enable_grad():
-            loss = summed_loss(model, ids, mask)
-            slopes = torch.autograd.grad(loss, [made[one.module] for one in layers])
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watched(model, (one.module for one in layers)) as seen, torch.enable_grad():
+        loss = summed_loss(model, ids, mask)
+        slopes = torch.autograd.grad(loss, [seen.made[one.module] for one in layers])
     kept = mask.bool()
-    return [(given[one.module][kept].float(), slope[kept].float()) for one, slope in zip(layers, slopes, strict=True)]
+    return [
+        (seen.given[one.module].detach()[kept].float(), slope[kept].float())
+        for one, slope in zip(layers, slopes, strict=True)
+    ]
 
 
 def _inverse(moment: Tensor) -> Tensor:

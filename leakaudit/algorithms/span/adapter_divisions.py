@@ -6,14 +6,11 @@ sentences. A beam over the places keeps the divisions that agree best. (Own deri
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import permutations
+from itertools import chain, permutations
 
-from leakaudit.algorithms.rare_rows.agreement import Agreement
-from leakaudit.algorithms.rare_rows.sentences import Draft
+from leakaudit.algorithms.rare_rows.grouping import Group, SimulatedGroups
 from leakaudit.plugins.budget import Budget
 
 BEAM = 16
@@ -22,33 +19,8 @@ BEAM = 16
 DIVISIONS = 4
 """Divisions whose groups are completed, the best first. Our choice: the best one may have two words exchanged."""
 
-Group = frozenset[int]
 
-
-@dataclass
-class Groups:
-    """Groups of words with known places; each is simulated once."""
-
-    agreement: Agreement
-    end: int
-    """Place of the closing token while a sentence's length is not known: the largest that is possible."""
-    known: dict[Group, float] = field(default_factory=dict)
-    """Agreement of every group that was simulated."""
-
-    def draft(self, group: Group) -> Draft:
-        """Return the draft that holds a group's words at their places."""
-        places = self.agreement.rows.places
-        return Draft({places[word]: word for word in group}, len(self.agreement.simulator.before), self.end)
-
-    def simulate(self, groups: Sequence[Group]) -> None:
-        """Compute the agreement of groups that are not known yet."""
-        new = [group for group in dict.fromkeys(groups) if group not in self.known]
-        if new:
-            scores = self.agreement.scores([self.draft(group) for group in new]).tolist()
-            self.known.update(zip(new, scores, strict=True))
-
-
-def divided(grouping: Groups, places: Mapping[int, int], budget: Budget) -> list[Group]:
+def divided(grouping: SimulatedGroups, places: Mapping[int, int], budget: Budget) -> list[Group]:
     """Return the groups of the best divisions of the words among the sentences.
 
     Two words of one place are in two sentences. So the words of one place after the other are given to the sentences in all ways, and those
@@ -70,12 +42,8 @@ def divided(grouping: Groups, places: Mapping[int, int], budget: Budget) -> list
         grown = {new for division in divisions for new in _divided(division, at[place])}
         grouping.simulate([group for division in grown for group in division if group])
         divisions = nlargest(BEAM, sorted(grown, key=_in_order), key=lambda new: _agreement(grouping, new))
-    groups = [group for division in divisions[:DIVISIONS] for group in _best_first(grouping, division)]
-    return list(dict.fromkeys(groups))
-
-
-def _best_first(grouping: Groups, division: tuple[Group, ...]) -> list[Group]:
-    return sorted(filter(None, division), key=lambda group: grouping.known[group] / math.sqrt(len(group)), reverse=True)
+    best = (sorted(filter(None, each), key=grouping.quality, reverse=True) for each in divisions[:DIVISIONS])
+    return list(dict.fromkeys(chain.from_iterable(best)))
 
 
 def _divided(division: tuple[Group, ...], words: Sequence[int]) -> Iterator[tuple[Group, ...]]:
@@ -91,5 +59,5 @@ def _in_order(division: tuple[Group, ...]) -> list[list[int]]:
     return [sorted(group) for group in division]
 
 
-def _agreement(grouping: Groups, division: tuple[Group, ...]) -> float:
+def _agreement(grouping: SimulatedGroups, division: tuple[Group, ...]) -> float:
     return sum(grouping.known[group] for group in division if group)

@@ -11,22 +11,24 @@ Letters: N drafts, T places, F rows of all adapters, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from leakaudit.algorithms.rare_rows.agreement import Agreement, agreement
+from leakaudit.algorithms.rare_rows.agreement import Agreement
 from leakaudit.algorithms.rare_rows.exchange import Exchanged, exchange
-from leakaudit.algorithms.rare_rows.filling import Candidates, Filled, Filling
+from leakaudit.algorithms.rare_rows.filling import Candidates, Filling
+from leakaudit.algorithms.rare_rows.grouping import SimulatedGroups
 from leakaudit.algorithms.rare_rows.rows import Rows
 from leakaudit.algorithms.rare_rows.sentences import Draft, Laid, SentenceSimulator
-from leakaudit.algorithms.span.adapter_divisions import Groups, divided
+from leakaudit.algorithms.span.adapter_divisions import divided
 from leakaudit.algorithms.span.adapter_places import WordSums, once
 from leakaudit.algorithms.span.matching_pursuit import word_weights
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.models.structure import Adapter
+from leakaudit.models.structure.trace import hooked
 
 RIGHT = 1e-3
 """Largest relative error of a right sentence's weight at a word that occurs once. Our choice: float32 leaves 1e-5."""
@@ -39,9 +41,6 @@ ENDS = 6
 
 FIRST_STEPS, STEPS = 10, 30
 """Steps of the filling for all lengths, and for the best two. As in `rare_rows`."""
-
-CHOICES = 4
-"""Words of each hole that are tried later. As in `rare_rows`."""
 
 SHARE = 0.9
 """Share of the time for the search; the rest is for the proof. Our choice."""
@@ -92,58 +91,15 @@ class AdapterSimulator(SentenceSimulator):
         def keep(_module: nn.Module, _given: tuple[Tensor, ...], output: Tensor) -> None:
             made.append(output)
 
-        handles = [module.register_forward_hook(keep) for module in self._maps]
-        try:
-            with torch.enable_grad():
-                given = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
-                spread = (given.var(dim=2, unbiased=False, keepdim=True) + self._eps).sqrt()
-                parts = self._losses(self._logits(given, laid))
-                found = [
-                    torch.cat(torch.autograd.grad(part, made, create_graph=differentiable, retain_graph=True), dim=2)
-                    for part in parts
-                ]
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(module.register_forward_hook(keep) for module in self._maps), torch.enable_grad():
+            given = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+            spread = (given.var(dim=2, unbiased=False, keepdim=True) + self._eps).sqrt()
+            parts = self._losses(self._logits(given, laid))
+            found = [
+                torch.cat(torch.autograd.grad(part, made, create_graph=differentiable, retain_graph=True), dim=2)
+                for part in parts
+            ]
         return torch.stack(found) / self._scale / spread
-
-
-class WordAgreement(Agreement):
-    """Agreement of drafts with the weights of all their words.
-
-    A word without a known place counts wherever it stands. If it occurs several times, its weight agrees with none of its places, or
-    nearly with the strongest.
-    """
-
-    def __init__(self, simulator: SentenceSimulator, rows: Rows) -> None:
-        """Keep the weights of all words as one table."""
-        super().__init__(simulator, rows)
-        words = sorted(rows.sums)
-        self._index = {word: turn for turn, word in enumerate(words)}
-        vectors = torch.stack([rows.sums[word] / rows.sums[word].norm() for word in words])
-        self._table = vectors.float().to(simulator.device)
-
-    def row_numbers(self, laid: Laid) -> Tensor:
-        """Return (N, T): the row's number in the table, -1 where there is none."""
-        pairs = zip(laid.tokens.flatten().tolist(), laid.places.flatten().tolist(), strict=True)
-        numbers = [self._index.get(w, -1) if self.rows.places.get(w, place) == place else -1 for w, place in pairs]
-        return torch.tensor(numbers, device=self._table.device).view_as(laid.tokens)
-
-    def at_holes(self, gradients: Tensor, words: Tensor) -> Tensor:
-        """Return (K', H, C): the agreement of every word at every hole.
-
-        Args:
-            gradients: (K, H, F).
-            words: (C,) token ids.
-        """
-        rows = self._table[[self._index[word] for word in words.tolist()]]  # (C, F)
-        cosines = nn.functional.normalize(gradients, dim=2) @ rows.T
-        return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
-
-    def signed(self, gradients: Tensor, numbers: Tensor) -> Tensor:
-        """Return (K', N, T): the agreement of every row, for all directions and signs."""
-        cosines = self.cosines(gradients, numbers)
-        return agreement(cosines if self.simulator.labels else torch.cat([cosines, -cosines]))
 
 
 class WordFilling(Filling):
@@ -152,28 +108,13 @@ class WordFilling(Filling):
     A word counts as its weight agrees, times the share that it has of the hole.
     """
 
-    def __init__(self, drafts: Sequence[Draft], words: WordAgreement, candidates: Candidates) -> None:
-        """Begin with equal shares; the arguments are those of `fill`."""
-        super().__init__(drafts, words, candidates)
-        self._words = words
-
-    def _ascend(self, ascent: torch.optim.Optimizer) -> Tensor:
-        with torch.enable_grad():
-            ascent.zero_grad()
-            shares = torch.softmax(self.logits, dim=1)
-            places = self.simulator.place_vectors[self.laid.places[self.rows, self.columns]]
-            inputs = self.simulator.inputs(self.laid)
-            inputs = inputs.index_put((self.rows, self.columns), shares @ self.vectors + places)
-            gradients = self.simulator.gradients(inputs, self.laid, differentiable=True)
-            known = self._words.signed(gradients, self.numbers)  # (K', N, T)
-            holes = self._words.at_holes(gradients[:, self.rows, self.columns], self.candidates.words)
-            every = torch.arange(len(known), device=known.device)[:, None]
-            each = known.index_put((every, self.rows[None], self.columns[None]), (holes * shares).sum(dim=2))
-            best = each.sum(dim=2).argmax(dim=0)
-            reached = each[best, torch.arange(len(best), device=best.device)]
-            (self.logits.grad,) = torch.autograd.grad(-reached.sum(), self.logits)
-        ascent.step()
-        return reached.detach().cpu()
+    def _agreements(self, gradients: Tensor, shares: Tensor) -> Tensor:
+        known = self.agreement.each(gradients, self.numbers)  # (K', N, T)
+        holes = self.agreement.at_holes(gradients[:, self.rows, self.columns], self.candidates.words)
+        every = torch.arange(len(known), device=known.device)[:, None]
+        each = known.index_put((every, self.rows[None], self.columns[None]), (holes * shares).sum(dim=2))
+        best = each.sum(dim=2).argmax(dim=0)
+        return each[best, torch.arange(len(best), device=best.device)]
 
 
 @dataclass(frozen=True)
@@ -232,13 +173,14 @@ class AdapterEncoder:
         places = {word: place for word, place in once(settled).items() if word in sums}
         if not places:
             return
-        agreement = WordAgreement(self.simulator, Rows(sums, places, {}))
+        agreement = Agreement(self.simulator, Rows(sums, places, {}), sorted(sums))
         longest = len(self.sums.places) - len(self.simulator.after)
-        grouping = Groups(agreement, longest)
-        candidates = self._candidates(agreement, settled)
+        grouping = SimulatedGroups(agreement, longest)
+        every = Candidates.of(agreement)
+        candidates = PlacedCandidates(every.words, every.places, frozenset(settled))
         self.drafts = []
         for group in divided(grouping, places, budget):
-            starts = [d for d in _lengths(grouping.draft(group), longest) if all(map(candidates.at, d.holes))]
+            starts = [d for d in grouping.draft(group).lengths(ENDS, longest) if all(map(candidates.at, d.holes))]
             if budget.exhausted():
                 return
             if not starts:
@@ -249,24 +191,18 @@ class AdapterEncoder:
                 return
             self.drafts.append(sentence)
 
-    def _completed(self, starts: Sequence[Draft], agreement: WordAgreement, candidates: Candidates) -> Exchanged:
+    def _completed(self, starts: Sequence[Draft], agreement: Agreement, candidates: Candidates) -> Exchanged:
         """Return the best sentence of a draft, which is given with several lengths."""
-        begun = WordFilling(starts, agreement, candidates).run(FIRST_STEPS, CHOICES)
+        begun = WordFilling(starts, agreement, candidates).run(FIRST_STEPS)
         ranked = sorted(zip(starts, begun, strict=True), key=lambda pair: pair[1].agreement, reverse=True)
-        better = [_without_weak(*pair) for pair in ranked[:2]]
-        filled = WordFilling(better, agreement, candidates).run(STEPS, CHOICES)
+        better = [draft.without(one.weak) for draft, one in ranked[:2]]
+        filled = WordFilling(better, agreement, candidates).run(STEPS)
         tried = [Exchanged(one.draft, one.choices) for one in filled]
         for one in tried:
             exchange([one], agreement, candidates, self.problem.budget)
             if one.exact:
                 return one
         return max(tried, key=lambda one: one.agreement)
-
-    def _candidates(self, agreement: Agreement, settled: Mapping[int, Sequence[int]]) -> PlacedCandidates:
-        rows, device = agreement.rows, self.simulator.device
-        words = (*rows.frequent, *rows.rare)
-        places = torch.tensor([rows.places.get(word, -1) for word in words], dtype=torch.long, device=device)
-        return PlacedCandidates(torch.tensor(words, device=device), places, frozenset(settled))
 
     # ------------------------------------------------------------------ right sentences
     def _take_out(self, sentence: Tokens) -> bool:
@@ -296,17 +232,6 @@ class AdapterEncoder:
         agree = off <= RIGHT * rows.norm(dim=1) + self.sums.zero
         agree &= rows.norm(dim=1) > self.sums.zero / RIGHT
         return float(factors[agree].median()) if float(agree.double().mean()) >= AGREEING else None
-
-
-def _lengths(draft: Draft, longest: int) -> list[Draft]:
-    """Return a draft with each of the lengths to try."""
-    first = max(draft.words) + 1
-    last = min(first + ENDS, longest + 1)
-    return [Draft(draft.words, draft.begin, end) for end in range(first, max(last, first + 1))]
-
-
-def _without_weak(draft: Draft, filled: Filled) -> Draft:
-    return Draft({p: word for p, word in draft.words.items() if p not in filled.weak}, draft.begin, draft.end)
 
 
 def can_search(problem: SpanProblem) -> bool:

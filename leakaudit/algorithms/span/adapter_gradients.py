@@ -8,14 +8,15 @@ Letters: N sequences, T tokens, R rank, P entries of all adapters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Adapter, Projection
+from leakaudit.models.structure.trace import watched
 
 
 class AdapterAgreement:
@@ -75,33 +76,12 @@ class AdapterAgreement:
     def _run(self, ids: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Sequence[Tensor]]:
         """Return the inputs of all maps, and the gradients at the up maps' outputs."""
         model = self._seen.model
-        inputs: dict[str, Tensor] = {}
-        outputs: dict[str, Tensor] = {}
-
-        def keep(name: str, last: bool) -> Callable[..., Tensor | None]:
-            def hook(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor | None:
-                inputs[name] = given[0].detach()
-                if not last:
-                    return None
-                outputs[name] = made if made.requires_grad else made.detach().requires_grad_()
-                return outputs[name]
-
-            return hook
-
-        handles = [
-            model.get_submodule(part.module).register_forward_hook(keep(part.module, part is adapter.up))
-            for adapter in self._adapters
-            for part in (adapter.down, adapter.up)
-        ]
-        try:
-            with torch.enable_grad():
-                scores = model(input_ids=ids, attention_mask=mask).logits.log_softmax(dim=-1)
-                loss = -(scores[:, :-1].gather(2, ids[:, 1:, None])[..., 0] * mask[:, 1:]).sum()
-                made = [outputs[adapter.up.module] for adapter in self._adapters]
-                return inputs, torch.autograd.grad(loss, made)
-        finally:
-            for handle in handles:
-                handle.remove()
+        maps = [part.module for part in self._parts]
+        with watched(model, maps) as seen, torch.enable_grad():
+            scores = model(input_ids=ids, attention_mask=mask).logits.log_softmax(dim=-1)
+            loss = -(scores[:, :-1].gather(2, ids[:, 1:, None])[..., 0] * mask[:, 1:]).sum()
+            made = [seen.made[adapter.up.module] for adapter in self._adapters]
+            return {name: given.detach() for name, given in seen.given.items()}, torch.autograd.grad(loss, made)
 
     def directions(self, left: Tensor) -> Mapping[str, Tensor]:
         """Return the direction of the weights in which the wanted loss rises.

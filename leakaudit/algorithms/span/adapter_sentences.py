@@ -33,7 +33,7 @@ TURNS = 2
 Chosen on training texts: a third time missed no fewer prefixes."""
 
 UNTESTED = 0.5
-"""Confidence in a classifier's sentences, whose ends nothing tests but the proof. Our choice."""
+"""Own score of a classifier's sentences, whose ends nothing tests but the proof. Our choice."""
 
 
 @dataclass(frozen=True)

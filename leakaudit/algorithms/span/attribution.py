@@ -102,8 +102,6 @@ class Attribution:
     """(R, P) float64, in coordinates of the basis."""
     readable: Tensor
     """(T,) booleans: the token has a direction of its own."""
-    all_readable: bool
-    """Whether every token and every position has a direction of its own."""
 
     @classmethod
     def of(cls, coordinates: Tensor, tokens: Tensor, positions: Tensor) -> Attribution:
@@ -124,8 +122,7 @@ class Attribution:
         rows = torch.unique(assignments, return_inverse=True)[1]
         columns = torch.unique(positions, return_inverse=True)[1]
         by_token, token_leverage = isolate(coordinates, white, rows)
-        by_position, position_leverage = isolate(coordinates, white, columns)
-        readable = token_leverage > 1.0 - WHOLE
+        by_position, _ = isolate(coordinates, white, columns)
         return cls(
             tokens=rows,
             positions=columns,
@@ -133,8 +130,7 @@ class Attribution:
             along_position=(coordinates * by_position.T[columns]).sum(1),
             token_directions=by_token,
             position_directions=by_position,
-            readable=readable,
-            all_readable=bool(readable.all()) and bool((position_leverage > 1.0 - WHOLE).all()),
+            readable=token_leverage > 1.0 - WHOLE,
         )
 
     def solve(self, update: Tensor, live: Tensor, floors: tuple[Tensor, Tensor] | None = None) -> Assignments:

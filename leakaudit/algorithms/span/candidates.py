@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from leakaudit.models.structure import InputStage
+from leakaudit.models.structure import InputStage, Norm
 
 POSITION_BLOCK = 16
 """Positions scanned at once.
@@ -220,17 +220,24 @@ def quadratic_form(stage: InputStage, matrix: Tensor, positions: Tensor) -> Tens
     norm = stage.norm
     assert norm is not None
     vectors = stage.token_vectors.float()
-    d, gain, shift, rows = (
-        stage.position_vectors[positions].float(),
-        norm.gain.float(),
-        norm.shift.float(),
-        matrix.float(),
-    )
-    size = vectors.square().sum(1)[:, None] + 2 * (vectors @ d.T) + d.square().sum(1)[None]
-    mean = vectors.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(size)
-    std = (size / d.shape[1] - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
+    d, rows = stage.position_vectors[positions].float(), matrix.float()
+    gain, shift = norm.gain.float(), norm.shift.float()
+    mean, std = moments(norm, vectors, d)
     side = (gain * vectors) @ rows.T
     return _quadratic(side.square().sum(1), (gain * d) @ rows.T, rows @ gain, rows @ shift, mean, std, w_side=side)
+
+
+def moments(norm: Norm, vectors: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (V, P) mean and deviation of w_t + d_p, as the norm uses them.
+
+    Args:
+        norm: the normalisation.
+        vectors: (V, D) float32, w_t.
+        d: (P, D) float32, d_p.
+    """
+    power = (vectors.square().sum(1)[:, None] + 2 * (vectors @ d.T) + d.square().sum(1)[None]) / d.shape[1]
+    mean = vectors.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(power)
+    return mean, (power - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
 
 
 def blocks(max_length: int) -> Iterator[tuple[int, int]]:

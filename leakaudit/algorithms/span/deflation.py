@@ -320,7 +320,7 @@ class RemainingUpdate:
             members: of the sequence, L of them.
             gradients: (L, F) float64.
         """
-        self.found.append(GuessedSequence(self.ids(members), confidence=1.0))
+        self.found.append(GuessedSequence(self.ids(members), own_score=1.0))
         self.update = self.update - gradients.T @ self.coordinates[list(members)]
 
 

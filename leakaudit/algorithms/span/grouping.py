@@ -113,7 +113,7 @@ def by_position(positions: Tensor) -> list[Group]:
     return [Group(tuple(first[p] for p in sorted(first)), residual=1.0)]
 
 
-def confidence_of(group: Group) -> float:
+def own_score_of(group: Group) -> float:
     """Return 1 minus the residual for a complete group, and half of that for others."""
     share = min(1.0, max(0.0, 1.0 - group.residual))
     return share if group.residual < COMPLETE else 0.5 * share

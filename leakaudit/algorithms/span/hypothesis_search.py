@@ -27,10 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.algorithms.matching.layers import Record, matrix_of
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.client.facts import IGNORED_LABEL
 from leakaudit.client.observation import Observation
+from leakaudit.models.structure.trace import hooked, is_linear, trace_tokens
 from leakaudit.plugins.budget import Budget
 
 CHUNK_TOKENS = 1024
@@ -73,40 +75,20 @@ def labels_of(seen: Observation) -> range:
     return range(min(facts.num_labels or 1, MOST_CLASSES)) if facts.task == "classification" else range(1)
 
 
+@torch.no_grad()
 def linear_layers(seen: Observation) -> tuple[Layer, ...]:
     """Return the linear layers whose update is shared, in forward order.
 
     A layer is linear if its output is W x, up to its bias; other modules with a matrix as weight are left out.
     """
     names = {id(parameter): name for name, parameter in seen.model.named_parameters()}
-    found: dict[int, Layer] = {}
-
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        weight = getattr(module, "weight", None)
-        given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
-        if not isinstance(weight, Tensor) or weight.dim() != 2 or given is None or not given.is_floating_point():
-            return
-        if names.get(id(weight)) not in seen.update or not isinstance(made, Tensor) or id(module) in found:
-            return
-        bias = getattr(module, "bias", None)
-        plain = made - bias if isinstance(bias, Tensor) else made
-        for input_first in (False, True):
-            matrix = weight if input_first else weight.T
-            if matrix.shape == (given.shape[-1], made.shape[-1]):
-                off = float((given @ matrix - plain).abs().max())
-                if off <= 1e-3 * float(plain.abs().max()):
-                    found[id(module)] = Layer(module, names[id(weight)], input_first)
-                    return
-
-    handles = [m.register_forward_hook(look, with_kwargs=True) for m in seen.model.modules()]
-    device = next(seen.model.parameters()).device
-    ids = torch.arange(4, device=device)[None, :] + seen.facts.vocabulary.size // 2
-    try:
-        with torch.no_grad():
-            seen.model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    finally:
-        for handle in handles:
-            handle.remove()
+    found: dict[nn.Module, Layer] = {}
+    for call in trace_tokens(seen.model):
+        name = names.get(id(getattr(call.module, "weight", None)), "")
+        if name in seen.update and call.bare and is_linear(call) and call.module not in found:
+            matrix = matrix_of(name, call.module, Record([call.given], [call.made]))
+            if matrix is not None:
+                found[call.module] = Layer(call.module, name, matrix.input_first)
     return tuple(found.values())
 
 
@@ -187,16 +169,14 @@ class Simulation:
             given[id(module)].append(next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach())
             made[id(module)].append(out)
 
-        handles = [layer.module.register_forward_hook(keep, with_kwargs=True) for layer in layers]
-        try:
-            with torch.enable_grad():
-                inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-                loss = torch.func.functional_call(model, self._parameters, kwargs=inputs).loss
-                flat = [tensor for layer in layers for tensor in made[id(layer.module)]]
-                gradients = iter(torch.autograd.grad(loss * len(ids), flat))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with (
+            hooked(layer.module.register_forward_hook(keep, with_kwargs=True) for layer in layers),
+            torch.enable_grad(),
+        ):
+            inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+            loss = torch.func.functional_call(model, self._parameters, kwargs=inputs).loss
+            flat = [tensor for layer in layers for tensor in made[id(layer.module)]]
+            gradients = iter(torch.autograd.grad(loss * len(ids), flat))
         result = []
         for layer in layers:
             x = torch.cat([_by_token(t) for t in given[id(layer.module)]], dim=1)

@@ -44,7 +44,7 @@ RIDGE = 0.1
 Chosen on training sentences; see docs/decisions/span_constants.md."""
 
 UNEXPLAINED = 0.3
-"""Confidence in a sequence whose last gradient no target explains. Our choice."""
+"""Own score of a sequence whose last gradient no target explains. Our choice."""
 
 UNEVEN, MOSTLY = 0.1, 0.9
 """Relative tolerance for multiples of a unit (UNEVEN), and the share of amounts that must be within it (MOSTLY).
@@ -65,7 +65,7 @@ class Ending:
     """The last token, if it is not part of any prefix."""
     count: int
     """Number of sequences that end there."""
-    confidence: float
+    own_score: float
     """Share of the gradient at that prefix that its targets explain, 0 to 1."""
 
 
@@ -108,7 +108,7 @@ def likely_last_tokens(
         budget: checked once, before anything is computed.
 
     Returns:
-        Token and confidence for each path, or None if the last layer's update gives no information. The confidence is
+        Token and own score for each path, or None if the last layer's update gives no information. The own score is
         the share by which the token's atom is nearer to the estimated gradient than the next one.
     """
     if seen.facts.task != "causal-lm" or not paths or budget.exhausted():
@@ -205,7 +205,7 @@ def _ends_of_classifier(states: PrefixStates, gradients: Tensor) -> list[Ending]
 def _counted(found: Sequence[tuple[int, float, float]]) -> list[Ending]:
     unit = _unit([amount for _, amount, _ in found])
     return [
-        Ending(node, None, max(1, round(amount / unit)), confidence=max(0.0, 1.0 - residual))
+        Ending(node, None, max(1, round(amount / unit)), own_score=max(0.0, 1.0 - residual))
         for node, amount, residual in found
     ]
 
@@ -271,12 +271,12 @@ def _ends_after(
         if not children:
             yield Ending(node, None, 1, UNEXPLAINED)
         return
-    confidence = 1.0 - found.residual
+    own_score = 1.0 - found.residual
     for token, count, amount in zip(found.tokens, counts[node], found.amounts, strict=True):
         if token in children:
             child = children[token]
             stops = count - sum(counts[child]) if targets[child].residual < EXPLAINED else 0
             if stops > 0:
-                yield Ending(child, None, stops, confidence)
+                yield Ending(child, None, stops, own_score)
         elif amount > 0:  # micro-batches of different sizes may leave no common unit, and so a count of 0
-            yield Ending(node, token, max(1, count), confidence)
+            yield Ending(node, token, max(1, count), own_score)

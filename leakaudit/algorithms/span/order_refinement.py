@@ -33,7 +33,7 @@ def refined(
     seen: Observation,
     found: Reconstruction,
     options: Mapping[int, Sequence[int]],
-    confidence: float,
+    own_score: float,
     budget: Budget,
     proof: Budget,
 ) -> Reconstruction:
@@ -43,12 +43,12 @@ def refined(
         seen: the observation.
         found: a reconstruction with sequences.
         options: position -> token ids that may stand there.
-        confidence: in sequences that are not proved.
+        own_score: of sequences that are not proved.
         budget: of the changes.
         proof: of the proof.
     """
     better = refine_sequences(seen, [sequence.token_ids for sequence in found.sequences or ()], options, budget)
-    again = prove(seen, [GuessedSequence(ids, confidence=confidence) for ids in better], proof)
+    again = prove(seen, [GuessedSequence(ids, own_score=own_score) for ids in better], proof)
     return replace(
         found,
         sequences=again.sequences,

@@ -11,19 +11,20 @@ Letters: N prefixes, M features of all A, H inputs of the head, V outputs of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
 from leakaudit.algorithms.span.adapter_rows import AdapterRows
 from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Adapter, Tail
+from leakaudit.models.structure.trace import Watched, inputs_of, watched
 from leakaudit.plugins.budget import Budget
 
 LEFT = 0.05
@@ -224,16 +225,11 @@ class PrefixEnds:
     def _atoms(self, prefix: Tokens) -> Tensor:
         """Return (V, M) float64: gradients of next tokens' losses at a prefix's end."""
         head = self._seen.model.get_submodule(self._tail.head)
-        features: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, given: features.append(given[0]))
-        try:
-            with self._watched() as outputs, torch.enable_grad():
-                logits = self._behind(prefix)
-        finally:
-            handle.remove()
+        with inputs_of(head) as features, self._watched() as seen, torch.enable_grad():
+            logits = self._behind(prefix)
         last = features[-1][0, -1]  # (H,)
         eye = torch.eye(len(last), dtype=last.dtype, device=last.device)
-        slopes = torch.autograd.grad(last, self._in_order(outputs), eye, is_grads_batched=True)
+        slopes = torch.autograd.grad(last, self._in_order(seen), eye, is_grads_batched=True)
         weight: Tensor = head.weight.detach()  # type: ignore[operator]
         moved = weight @ torch.cat([slope.flatten(1) for slope in slopes], dim=1)  # (V, M)
         return (logits.detach().softmax(dim=0) @ moved - moved).double()
@@ -254,10 +250,10 @@ class PrefixEnds:
     def _simulated(self, sentences: Sequence[Tokens]) -> Tensor:
         """Return (N, M) float64: gradients of sentences' loss at the prefixes."""
         ids, mask = padded_batch(self._seen, sentences)
-        with self._watched() as outputs, torch.enable_grad():
+        with self._watched() as seen, torch.enable_grad():
             scores = self._seen.model(input_ids=ids, attention_mask=mask).logits.log_softmax(dim=-1)
             loss = -(scores[:, :-1].gather(2, ids[:, 1:, None])[..., 0] * mask[:, 1:]).sum()
-            made = torch.cat(torch.autograd.grad(loss, self._in_order(outputs)), dim=2).double()  # (B, T, M)
+            made = torch.cat(torch.autograd.grad(loss, self._in_order(seen)), dim=2).double()  # (B, T, M)
         index = {prefix: number for number, prefix in enumerate(self._prefixes)}
         total = torch.zeros_like(self._gradients)
         for row, sentence in enumerate(sentences):
@@ -265,25 +261,9 @@ class PrefixEnds:
                 total[index[sentence[:length]]] += made[row, length - 1]
         return total
 
-    def _in_order(self, outputs: Mapping[str, Tensor]) -> list[Tensor]:
-        return [outputs[adapter.down.module] for adapter in self._adapters]
+    def _in_order(self, seen: Watched) -> list[Tensor]:
+        return [seen.made[adapter.down.module] for adapter in self._adapters]
 
-    @contextmanager
-    def _watched(self) -> Iterator[dict[str, Tensor]]:
-        """Collect the outputs of all A in the last forward pass, by module name."""
-        outputs: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Callable[..., Tensor]:
-            def hook(_module: nn.Module, _given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-                outputs[name] = made if made.requires_grad else made.detach().requires_grad_()
-                return outputs[name]
-
-            return hook
-
-        names = [adapter.down.module for adapter in self._adapters]
-        handles = [self._seen.model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
-        try:
-            yield outputs
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _watched(self) -> AbstractContextManager[Watched]:
+        """Record the outputs of all A in the last forward pass."""
+        return watched(self._seen.model, (adapter.down.module for adapter in self._adapters))

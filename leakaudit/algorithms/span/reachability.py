@@ -86,19 +86,18 @@ class PairReach:
         return verdict if verdict is None else verdict and ids[-1] in self.last
 
 
-def span_reach(problem: SpanProblem, inside: Pairs, farthest: float, last: frozenset[int] = frozenset()) -> PairReach:
+def span_reach(problem: SpanProblem, inside: Pairs, farthest: float) -> PairReach:
     """Return what a reader that tests pairs against the span could have recovered.
 
     Args:
         problem: the observation with its parts.
         inside: the pairs that the reader took to be in the span.
         farthest: largest distance of such a pair.
-        last: candidates for the last place of a language model's sequence.
     """
     # With adapters at their start or after local steps there is no exact span, and the reader has a test of its own.
     if problem.basis.rank == 0 or problem.seen.facts.view == "delta":
-        return dropout_reach(problem, inside, inside, all_tried=True, last=last)
-    return _reach(problem, inside, SpanTest(problem, farthest), last)
+        return dropout_reach(problem, inside, inside, all_tried=True)
+    return _reach(problem, inside, SpanTest(problem, farthest))
 
 
 def bag_of_words_reach(tokens: Iterable[int]) -> PairReach:
@@ -145,9 +144,7 @@ def prefix_reach(
     )
 
 
-def dropout_reach(
-    problem: SpanProblem, fitted: Pairs, found: Pairs, *, all_tried: bool, last: frozenset[int] = frozenset()
-) -> PairReach:
+def dropout_reach(problem: SpanProblem, fitted: Pairs, found: Pairs, *, all_tried: bool) -> PairReach:
     """Return what a reader could have recovered behind dropout masks.
 
     Args:
@@ -155,7 +152,6 @@ def dropout_reach(
         fitted: the pairs that the regressions were tried on.
         found: those that were found behind a mask.
         all_tried: whether every regression had time; if not, a missing pair gives no verdict.
-        last: candidates for the last place of a language model's sequence.
     """
     known = _pairs(problem, found)
     free = problem.stage.position_free
@@ -165,10 +161,10 @@ def dropout_reach(
             return True
         return False if all_tried else None
 
-    return _reach(problem, fitted, each_found, last)
+    return _reach(problem, fitted, each_found)
 
 
-def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = frozenset()) -> PairReach | None:
+def ranked_reach(problem: SpanProblem, ranked: Pairs) -> PairReach | None:
     """Return what a reader that only ranks pairs could have recovered.
 
     None if it kept the whole vocabulary at a position: then every token is a candidate there, whatever the update is.
@@ -176,24 +172,20 @@ def ranked_reach(problem: SpanProblem, ranked: Pairs, last: frozenset[int] = fro
     Args:
         problem: the observation with its parts.
         ranked: the pairs that it kept.
-        last: candidates for the last place of a language model's sequence.
     """
     pairs = _pairs(problem, ranked)
     kept = Counter(place for _, place in pairs)
     if max(kept.values(), default=0) >= problem.stage.vocabulary:
         return None
-    return _reach(problem, ranked, lambda _: None, last)
+    return _reach(problem, ranked, lambda _: None)
 
 
-def _reach(
-    problem: SpanProblem, pairs: Pairs, test: Callable[[tuple[int, ...]], bool | None], last: frozenset[int]
-) -> PairReach:
+def _reach(problem: SpanProblem, pairs: Pairs, test: Callable[[tuple[int, ...]], bool | None]) -> PairReach:
     return PairReach(
         pairs=_pairs(problem, pairs),
         test=test,
         position_free=problem.stage.position_free,
         silent_last=problem.seen.facts.task == "causal-lm",
-        last=last,
     )
 
 

@@ -24,7 +24,7 @@ from leakaudit.algorithms.span.attention_evidence import COMPLETE, AttentionEvid
 from leakaudit.algorithms.span.candidates import Candidates
 from leakaudit.algorithms.span.completion import Completion
 from leakaudit.algorithms.span.deflation import RemainingUpdate
-from leakaudit.algorithms.span.grouping import by_position, confidence_of
+from leakaudit.algorithms.span.grouping import by_position, own_score_of
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import span_reach
 from leakaudit.algorithms.span.repair import repair, repair_group
@@ -78,7 +78,7 @@ def read_inside(problem: SpanProblem, inside: Candidates, noise: Mapping[str, fl
     diagnostics = {"candidates": float(len(inside))}
     if _one_per_position(inside.positions):
         order = inside.positions.argsort()
-        guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), confidence=1.0)]
+        guess = [GuessedSequence(tuple(inside.tokens[order].tolist()), own_score=1.0)]
     elif problem.anatomy.heads and all(p.weight in problem.seen.update for p in problem.anatomy.projections):
         remaining = RemainingUpdate.of(problem, _possible(inside, problem.seen.facts.vocabulary.starts_with), noise)
         guess = _sequences(remaining)
@@ -345,7 +345,7 @@ def _disjoint(groups: Sequence[Group]) -> list[Group]:
 
 def _guesses(groups: Sequence[Group], pairs: Candidates) -> list[GuessedSequence]:
     return [
-        GuessedSequence(tuple(pairs.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
+        GuessedSequence(tuple(pairs.tokens[list(group.members)].tolist()), own_score=own_score_of(group))
         for group in groups
     ]
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Projection
+from leakaudit.models.structure.trace import watched
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,9 @@ def sequence_gradients(
     """
     model = seen.model
     ids, mask = padded_batch(seen, sequences)
-    given: dict[str, Tensor] = {}
-    made: dict[str, Tensor] = {}
-    handles = [_keep(model.get_submodule(layer.module), layer.module, given, made) for layer in layers]
-    try:
-        with torch.enable_grad():
-            logits = model(input_ids=ids, attention_mask=mask).logits
-    finally:
-        for handle in handles:
-            handle.remove()
-    outputs = [made[layer.module] for layer in layers]
+    with watched(model, (layer.module for layer in layers)) as passed, torch.enable_grad():
+        logits = model(input_ids=ids, attention_mask=mask).logits
+    outputs = [passed.made[layer.module] for layer in layers]
     # Cross-entropy's gradient sums to zero over the classes, so differences from the first logit span all gradients.
     scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] > 1 else logits
     parts = []
@@ -61,20 +55,8 @@ def sequence_gradients(
         gradients = torch.autograd.grad(scores[:, number].sum(), outputs, retain_graph=number + 1 < scores.shape[1])
         parts.append(torch.cat([g.double() for g in gradients], dim=2))
     by_score = torch.stack(parts)  # (C - 1, B, T, F)
-    inputs = given[layers[-1].module].detach()  # (B, T, W)
+    inputs = passed.given[layers[-1].module].detach()  # (B, T, W)
     return [
         SequenceGradient(by_score[:, row, : len(sequence)], inputs[row, : len(sequence)].double())
         for row, sequence in enumerate(sequences)
     ]
-
-
-def _keep(
-    module: nn.Module, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]
-) -> torch.utils.hooks.RemovableHandle:
-    def keep(_: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        if not made.requires_grad:  # all parameters up to this layer may be frozen
-            made = made.detach().requires_grad_()
-        inputs[name], outputs[name] = args[0], made
-        return made
-
-    return module.register_forward_hook(keep)

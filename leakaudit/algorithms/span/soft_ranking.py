@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from leakaudit.algorithms.span.candidates import Scan
+from leakaudit.algorithms.span.candidates import Scan, moments
 from leakaudit.models.structure import InputStage
 
 SAMPLE = 2048
@@ -129,11 +129,8 @@ class Ranking:
         """(V, P) mean and standard deviation of w_t + d_p, as the normalisation uses them."""
         norm = self.stage.norm
         assert norm is not None
-        w = self.stage.token_vectors.float()
-        d = self.stage.position_vectors[: self.positions].float()
-        power = (w.square().sum(1)[:, None] + 2 * w @ d.T + d.square().sum(1)[None]) / w.shape[1]
-        mean = w.mean(1)[:, None] + d.mean(1)[None] if norm.centred else torch.zeros_like(power)
-        return mean, (power - mean.square() + norm.eps).clamp_min(1e-12).sqrt()
+        vectors, places = self.stage.token_vectors, self.stage.position_vectors[: self.positions]
+        return moments(norm, vectors.float(), places.float())
 
     def inner_products(self, rows: Tensor) -> Tensor:
         """Return (V, T) float32: x(t, p) . row_p for rows (T, D)."""

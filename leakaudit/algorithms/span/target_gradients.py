@@ -88,13 +88,8 @@ def run_prefixes(seen: Observation, tail: Tail, tokens: Sequence[int], parents: 
     def at_head(_: object, given: tuple[Tensor, ...], states: Tensor) -> None:
         taken["features"], taken["logits"] = given[0], states.detach()
 
-    handles = [layer.register_forward_hook(at_layer), head.register_forward_hook(at_head)]
-    try:
-        with torch.enable_grad():
-            seen.model(input_ids=ids, attention_mask=mask)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with layer.register_forward_hook(at_layer), head.register_forward_hook(at_head), torch.enable_grad():
+        seen.model(input_ids=ids, attention_mask=mask)
     weight: Tensor = head.weight.detach()  # type: ignore[operator]
     return PrefixStates(
         given=taken["given"][rows, columns].double(),

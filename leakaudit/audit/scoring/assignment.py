@@ -56,7 +56,7 @@ def match(
             pairs.append(Pair(ids, (), text, "", masked_ids=hidden[i]))
             continue
         j = assigned[i]
-        known = (guesses[j].confidence, guesses[j].proved)
+        known = (guesses[j].own_score, guesses[j].proved)
         pairs.append(Pair(ids, guess_ids[j], text, guess_texts[j], *known, masked_ids=hidden[i]))
     return pairs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from leakaudit.audit.scoring.assignment import match
 from leakaudit.audit.scoring.patterns import bag_pattern, token_pattern
 from leakaudit.metrics.masked_token_recall import MaskedTokenRecall, masked_bag_recall
+from leakaudit.metrics.nerr import bag_nerr
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.metrics.token_precision import bag_precision
 from leakaudit.metrics.token_recall import bag_recall
@@ -62,6 +64,11 @@ class Guesses(Protocol):
 
         If not, the counts are an estimate, and exact counts are no event.
         """
+        ...
+
+    @property
+    def counts_are_shares(self) -> bool:
+        """Whether only the proportions of the counts are meant."""
         ...
 
 
@@ -116,9 +123,11 @@ def score(
     """Score one reconstruction.
 
     Guessed and true sequences are matched one-to-one. A sequence-level metric of the step is the mean over the sequences to which it
-    applies. A bag of tokens has only token recall, token precision and masked-token recall. The recall of a step is computed over the
+    applies. A bag of tokens has only token recall, token precision, masked-token recall and named entities. The recall of a step is computed over the
     distinct tokens of the batch, the recall of a sequence over its own distinct tokens. Step and sequences have the same precision: the
     share of the bag that occurs anywhere in the batch.
+
+    Counts that are meant as shares are compared with the shares of the true counts: both are multiplied up to the same number of labels.
 
     Args:
         reconstruction: the attack's guess.
@@ -139,7 +148,7 @@ def score(
     pairs = match(reconstruction.sequences or (), truth_sequences, decode, special_ids, masked)
     pairs = _with_entities(pairs, entities, tagger)
     labels = _label_counts(reconstruction.label_counts, truth_labels, num_labels)
-    scores: dict[str, Measured] = _label_scores(labels, truth_labels)
+    scores: dict[str, Measured] = _label_scores(labels, truth_labels, reconstruction.counts_are_shares)
     if labels is not None and not reconstruction.counts_told:
         scores["label_exact"] = CHANCE_COUNTS
     if reconstruction.sequences is not None:
@@ -147,7 +156,7 @@ def score(
         scores |= {name: _mean(name, sequences) for name in _names("sequence")}
         scores |= _of_batch(Batch(tuple(pairs), len(reconstruction.sequences)))
     elif reconstruction.tokens is not None:
-        sequences, of_bag = _scored_bag(pairs, reconstruction.tokens, min_tokens)
+        sequences, of_bag = _scored_bag(pairs, reconstruction.tokens, min_tokens, decode)
         scores |= of_bag
     else:
         sequences = tuple(_unordered(pair, (), {}, min_tokens) for pair in pairs)
@@ -180,20 +189,28 @@ def _scored_sequence(pair: Pair, min_tokens: int) -> ScoredSequence:
 
 
 def _scored_bag(
-    pairs: Sequence[Pair], bag: Sequence[int], min_tokens: int
+    pairs: Sequence[Pair], bag: Sequence[int], min_tokens: int, decode: Callable[[Sequence[int]], str]
 ) -> tuple[tuple[ScoredSequence, ...], dict[str, Measured]]:
     """Score a bag of tokens against each sequence and against the whole batch."""
     batch = tuple(chain.from_iterable(pair.true_ids for pair in pairs))
     precision = bag_precision(batch, bag) if batch else None
     sequences = tuple(
         _unordered(
-            pair, bag, {"token_recall": bag_recall(pair.true_ids, bag), "token_precision": precision}, min_tokens
+            pair,
+            bag,
+            {
+                "token_recall": bag_recall(pair.true_ids, bag),
+                "token_precision": precision,
+                "nerr": bag_nerr(pair, bag, decode),
+            },
+            min_tokens,
         )
         for pair in pairs
     )
     scores: dict[str, Measured] = {name: ONLY_WORDS for name in (*_names("sequence"), *_names("batch"))}
     scores["token_recall"] = _bag_score(bag_recall(batch, bag), TOO_SHORT, len(pairs))
     scores["token_precision"] = _bag_score(precision, NOTHING_NAMED if batch else TOO_SHORT, len(pairs))
+    scores["nerr"] = _mean("nerr", sequences)
     scores["masked_token_recall"] = _bag_score(_masked_recall(pairs, bag), NOTHING_MASKED, len(pairs))
     return sequences, scores
 
@@ -271,13 +288,30 @@ def _label_counts(
     return LabelCounts(true=tuple(truth_labels.count(c) for c in range(num_labels)), guess=tuple(guess))
 
 
-def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None) -> dict[str, Measured]:
+def _label_scores(labels: LabelCounts | None, truth_labels: Sequence[int] | None, shares: bool) -> dict[str, Measured]:
     if labels is None:
         reason = NO_TRUE_LABELS if truth_labels is None else NO_GUESSED_LABELS
         return {name: reason for name in _names("step")}
-    values = {name: metrics[name]()(labels) for name in _names("step")}
+    compared = _as_shares(labels) if shares else labels
+    values = {name: metrics[name]()(compared) for name in _names("step")}
     n = sum(labels.true)
     return {name: NO_TRUE_LABELS if v is None else Score(value=v, n=n) for name, v in values.items()}
+
+
+def _as_shares(labels: LabelCounts) -> LabelCounts:
+    """Return the same shares as counts of equally many labels.
+
+    >>> _as_shares(LabelCounts(true=(0, 4), guess=(0, 1)))
+    LabelCounts(true=(0, 4), guess=(0, 4))
+    """
+    true, guess = sum(labels.true), sum(labels.guess)
+    if not true or not guess:
+        return labels
+    whole = math.lcm(true, guess)
+    return LabelCounts(
+        tuple(count * (whole // true) for count in labels.true),
+        tuple(count * (whole // guess) for count in labels.guess),
+    )
 
 
 def _events(sequences: Sequence[ScoredSequence], scores: Mapping[str, Measured]) -> tuple[str, ...]:

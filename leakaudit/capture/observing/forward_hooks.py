@@ -1,11 +1,12 @@
 """Hooks that record a model's inputs and the gradients that reach its outputs.
 
 A loss may be computed anywhere: in the model, in the trainer or in user code. The audit need not know where, because each gradient
-reaches the parameters through the model's outputs. So a step can be repeated exactly from the call, the random state before the forward
-pass, and the gradient that arrived at each output. If the model computes the loss itself, this output gradient is one number: the weight
-that the trainer gave to the loss.
+reaches the parameters through the model's outputs. So a step can be computed again from the inputs, the random state before the forward
+pass, and the gradient that arrived at each output. If the model computes the loss itself, the gradient at the loss is one number: the
+weight that the trainer gave to it.
 
-Hooks are on the model only while a step is recorded, and they only read: training computes the same numbers.
+Inputs are recorded as `forward` gets them, and outputs as `forward` returns them: our hooks are called next to it, inside the user's own
+hooks on the same module. Hooks are set only while a step is recorded, and they only read: training computes the same numbers.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
-from leakaudit.capture.boundary import Hook, around, entry
-from leakaudit.capture.observing.calls import CallContext, ModelCall, copied
+from leakaudit.capture.boundary import LEFT_OUT, Hook, around, entry
+from leakaudit.capture.observing.calls import copied
 from leakaudit.models.tensors import outputs_of
 from leakaudit.models.wrappers import unwrapped
 
@@ -29,9 +31,13 @@ MOST_BYTES = 512_000_000
 """Most bytes of output gradients that are held in a step. Our choice: logits of 2,000 tokens over 60,000 words fit. Where the model
 computes the loss itself, one number a pass is held."""
 
+MOST_BYTES_BESIDE_LOSS = 64_000_000
+"""Most bytes of them in a step if the model also returns a loss, which explains them in most loops. Our choice: logits of 500 tokens over
+30,000 words fit."""
+
 SMALL_BYTES = 1_000_000
-"""Size in bytes up to which an output gradient stays on the device, and is held even where a loss inside the model explains it. Our
-choice: the logits of a classifier and a batch of pooled states fit, the logits of a language model do not."""
+"""Size in bytes up to which an output gradient stays on the device. Our choice: the logits of a classifier and a batch of pooled states
+fit, the logits of a language model do not."""
 
 
 @dataclass
@@ -42,11 +48,8 @@ class BackwardPass:
     """Whether it adds to the parameters' gradients; `torch.autograd.grad` does not."""
     output_gradients: dict[str, Tensor] = field(default_factory=dict)
     """Path of an output -> the whole gradient that arrived there, directly or through later outputs; in the output's shape."""
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    """Path of an output whose gradient was not held, because a loss inside the model came first -> sum and norm of the gradient, (2,)."""
-
-    unexplained: set[str] = field(default_factory=set)
-    """Paths of the other outputs whose gradients the repeated loss inside the model has not explained yet."""
+    unheld: set[str] = field(default_factory=set)
+    """Paths of other outputs that a gradient reached; it was too large to be held beside a loss that the model computed."""
 
     @property
     def has_inner_loss(self) -> bool:
@@ -80,22 +83,14 @@ class ForwardPass:
     """Whether a local step used its gradients. Emptying the gradients afterwards does not undo that."""
     repeated_pass: bool = False
     """Whether it saw the same examples as another pass of the same backward pass (R-Drop): one batch, two passes."""
-    call: ModelCall | None = None
-    """The call itself, to be repeated."""
-    context: CallContext | None = None
-    """What the call depends on beside its arguments and the model."""
-    weights: dict[int, Tensor] = field(default_factory=dict)
-    """Identity of a parameter that had another value than in the first pass -> that value; copies on the CPU."""
-    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)
-    """Modules that were in another mode than in the first pass, each with True for training mode."""
+    eval_modules: tuple[str, ...] = ()
+    """Modules of the audited model that were in eval mode; the name of the model itself is empty."""
     on_other_weights: bool = False
     """Whether it ran on other weights than the first pass."""
     entered: bool = False
     """Whether the call reached `forward`; set only if calls of `forward` are recorded."""
     differentiable: bool = False
     """Whether one of its gradients can be differentiated again (`create_graph`), as a penalty on gradients requires."""
-    counts_all_outputs: bool = False
-    """Whether the gradients at all outputs count, because the loss inside the model does not explain them."""
 
     @property
     def contributing(self) -> dict[int, BackwardPass]:
@@ -119,8 +114,12 @@ class ForwardPass:
         for one in self.contributing.values():
             for path, gradient in one.output_gradients.items():
                 found[path] = found[path] + gradient if path in found else gradient
-        scalars = {path: gradient for path, gradient in found.items() if gradient.dim() == 0}
-        return scalars if scalars and not self.counts_all_outputs else found
+        return found
+
+    @property
+    def unheld(self) -> frozenset[str]:
+        """Paths of outputs whose gradients were too large to be held beside a loss."""
+        return frozenset(path for one in self.contributing.values() for path in one.unheld)
 
 
 class ForwardHooks:
@@ -150,15 +149,19 @@ class ForwardHooks:
         self._handles: list[Any] = []
         self._running: list[ForwardPass] = []
         self._held = 0
-        """Bytes of output gradients that are held of this step."""
+        """Bytes of gradients at the model's outputs that are held of this step."""
+        self._held_inside = 0
+        """Bytes of gradients at outputs of modules inside the model. They take no room from the others, without which a step is not kept."""
+        self._left_out = 0
+        """How often hooks had been left out of a graph when these were set."""
+        self._inside: dict[str, nn.Module] = {}
+        """Path -> module inside the model at whose output the gradient is recorded as well."""
+        self._reached_by: dict[int, list[ForwardPass]] = {}
+        """Number of a backward pass of this step -> the passes that it reached."""
         self._direct: list[bool] = []
         """For each running call of `forward`: whether the loop itself called it."""
-        self.paused = False
-        """Whether calls are not recorded now, because the audit makes them itself."""
         self.watches_forward = False
         """Whether calls of `model.forward`, which reach no hook, are recorded as well."""
-        self.holds_everything = False
-        """Whether a gradient at an output is held even where a loss inside the model came first."""
         self.due_again = False
         """Whether the next step is to be recorded, because the last one lacked something that is held from then on."""
 
@@ -166,18 +169,23 @@ class ForwardHooks:
         """Record calls of `model.forward` from the next step on."""
         self.watches_forward = self.due_again = True
 
-    def hold_everything(self) -> None:
-        """Hold all gradients at the outputs from the next step on."""
-        self.holds_everything = self.due_again = True
+    def watch_inside(self, modules: Mapping[str, nn.Module]) -> None:
+        """Record the gradients at the outputs of modules inside the model, by path.
+
+        Code of a compiled model calls no hooks there, so nothing is recorded in it.
+        """
+        self._inside = dict(modules)
 
     def open(self) -> None:
         """Set the hooks; a second call changes nothing."""
         if self._handles:
             return
-        self._held = 0
+        self._held = self._held_inside = 0
+        self._reached_by = {}
+        self._left_out = LEFT_OUT["hooks"]
         self._handles = [
-            self.model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
-            self.model.register_forward_hook(Hook(self._after)),
+            nn.Module.register_forward_pre_hook(self.model, Hook(self._before), with_kwargs=True),
+            nn.Module.register_forward_hook(self.model, Hook(self._after), prepend=True),
         ]
         compiled = getattr(self.model, "_compiled_call_impl", None)
         if compiled is not None:  # `model.compile()`: hooks would be compiled into the graph, and fire once
@@ -190,6 +198,15 @@ class ForwardHooks:
             forward.model = self.model
             vars(self.model)["forward"] = forward
             self._handles.append(_Undo(functools.partial(vars(self.model).pop, "forward", None)))
+        if self._inside and not _is_compiled(self.model):
+            for path, module in self._inside.items():
+                hook = Hook(functools.partial(self._made_inside, path))
+                self._handles.append(nn.Module.register_forward_hook(module, hook, prepend=True))
+
+    @property
+    def left_out_of_a_graph(self) -> bool:
+        """Whether the model was compiled after `open`, for which hooks would break it."""
+        return LEFT_OUT["hooks"] > self._left_out
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -212,11 +229,11 @@ class ForwardHooks:
 
     @entry
     def _forward_called(self, *args: Any, **kwargs: Any) -> None:
-        direct = not self.paused and not (self._running and not self._running[-1].entered)
+        direct = not (self._running and not self._running[-1].entered)
         self._direct.append(direct)
         if direct:
             self._before(self.model, args, kwargs)
-        if self._running and not self.paused:
+        if self._running:
             self._running[-1].entered = True
 
     @entry
@@ -228,7 +245,7 @@ class ForwardHooks:
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if module is not self.model:
             return  # a copy of the model has our hooks as well
-        if self.paused or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _transformed():
             return  # an evaluation, or a reference model: it has no part in the update
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         items = named.pop("num_items_in_batch", None)
@@ -238,47 +255,79 @@ class ForwardHooks:
             num_items=None if items is None else torch.as_tensor(items).detach().to("cpu", copy=True),
             autocast=_autocast(next(module.parameters()).device),
         )
-        seen.call = ModelCall.of(args, kwargs, {id(named[name]): copy for name, copy in seen.inputs.items()})
-        seen.context = CallContext.now()
         self._running.append(seen)
         self._began(seen)
 
     @entry
     def _after(self, _module: nn.Module, _args: Any, outputs: Any) -> None:
-        if self.paused or not torch.is_grad_enabled() or not self._running:
+        if not torch.is_grad_enabled() or _transformed() or not self._running:
             return
         seen = self._running.pop()
         for path, tensor in outputs_of(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._arrived, seen, path))
+                self._hook(tensor, seen, path)
 
     @entry
-    def _arrived(self, seen: ForwardPass, path: str, gradient: Tensor | None) -> None:
-        """Keep the gradient that arrives at an output, or its sum and norm.
+    def _made_inside(self, path: str, module: nn.Module, _args: Any, outputs: Any) -> None:
+        """Note the output of a module inside the model.
 
-        Sum and norm are enough if a loss inside the model came first and may explain the gradient. A scalar output is computed from the
-        other outputs, so a backward pass reaches it before them.
+        Checkpointing calls the module again during a backward pass. A reentrant checkpoint makes the output without a graph first, and
+        differentiates the second one in a backward pass of its own: that one counts for the backward pass around it. Nothing reaches the
+        second output of a checkpoint that is not reentrant.
+        """
+        tensor = next((tensor for _, tensor in outputs_of(outputs)), None)
+        if module is not self._inside[path] or tensor is None or not tensor.requires_grad:
+            return
+        around_it = torch._C._current_graph_task_id()
+        if around_it == -1:
+            found, number = self._running[-1:], None
+        else:
+            found, number = self._reached_by.get(around_it, []), around_it
+        if len(found) == 1:  # two passes of one backward pass (R-Drop) cannot be told apart
+            self._hook(tensor, found[0], path, number)
+
+    def _hook(self, tensor: Tensor, seen: ForwardPass, path: str, number: int | None = None) -> None:
+        """Set a hook on an output.
+
+        If the user pickles the output, torch warns of hooks that are lost, with their `repr`. This one is unknown to the user and holds the
+        private batch, so it is marked as one whose loss is meant.
+        """
+        tensor.register_hook(unserializable_hook(functools.partial(self._arrived, seen, path, number=number)))
+
+    @entry
+    def _arrived(self, seen: ForwardPass, path: str, gradient: Tensor | None, number: int | None = None) -> None:
+        """Keep the gradient that arrives at an output.
+
+        A loss of one number is computed from the other outputs, so a backward pass reaches it before them.
+
+        Args:
+            seen: the pass that made the output.
+            path: of the output.
+            gradient: what arrived.
+            number: of the backward pass; None for the one that runs.
         """
         if gradient is None:
             return  # DDP sends None to outputs that the loss does not use
-        number = torch._C._current_graph_task_id()
-        one = seen.backwards.get(number)
+        number = torch._C._current_graph_task_id() if number is None else number
+        one, inside = seen.backwards.get(number), path in self._inside
         if one is None:
+            self._reached_by.setdefault(number, []).append(seen)
             self._reached(seen, number)
             one = seen.backwards[number] = BackwardPass(self._accumulates())
             seen.differentiable |= torch.is_grad_enabled()
         gradient = gradient.detach()
         size = gradient.numel() * gradient.element_size()
-        if one.has_inner_loss and gradient.dim() == 0 and path not in one.output_gradients:
-            return  # a part of the loss that the model also returns by itself
-        full = self._held + size > MOST_BYTES
-        if one.has_inner_loss and (full or size > SMALL_BYTES) and not self.holds_everything:
-            one.sums[path] = sums(gradient)
-        elif full:
-            seen.too_large = True
-        else:
-            self._held += size
+        most = MOST_BYTES_BESIDE_LOSS if one.has_inner_loss and not inside else MOST_BYTES
+        if self._held + size + (self._held_inside if inside else 0) <= most:
+            self._held += 0 if inside else size
+            self._held_inside += size if inside else 0
             one.output_gradients[path] = gradient.clone() if size <= SMALL_BYTES else gradient.to("cpu", copy=True)
+        elif inside:
+            return  # the step is kept without it, and cannot be verified
+        elif one.has_inner_loss:
+            one.unheld.add(path)
+        else:
+            seen.too_large = True
 
     def _accumulates(self) -> bool:
         """Return whether the running backward pass adds to gradients of the model."""
@@ -290,11 +339,6 @@ class ForwardHooks:
             return any(torch._C._will_engine_execute_node(node) for node in nodes)
         except RuntimeError:  # torch raises it within `torch.autograd.grad`
             return False
-
-
-def sums(tensor: Tensor) -> Tensor:
-    """Return the sum and the norm of a tensor, (2,) float32 on its device."""
-    return torch.stack((tensor.sum(dtype=torch.float32), torch.linalg.vector_norm(tensor, dtype=torch.float32)))
 
 
 class _Forward(functools.partial[Any]):
@@ -324,6 +368,25 @@ def forward_names(model: nn.Module) -> list[str]:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]
     return []
+
+
+def _transformed() -> bool:
+    """Return whether a transform of `torch.func` runs.
+
+    Its tensors have no hooks and cannot be copied; what it computes does not arrive at the model's outputs in a backward pass.
+    """
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Return whether a part of a model is compiled or scripted."""
+    return any(
+        isinstance(module, torch.jit.ScriptModule)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or "_orig_mod" in module._modules
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
 
 
 def _autocast(device: torch.device) -> torch.dtype | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from leakaudit.capture.observing.optimizer_step import OptimizerStep
-from leakaudit.capture.observing.optimizers import Rounds, first, steps_on_the_stack
+from leakaudit.capture.observing.optimizers import Rounds, after_step, before_step, first, steps_on_the_stack
 
 
 class OptimizerHooks:
@@ -43,9 +43,9 @@ class OptimizerHooks:
 
     def install(self) -> None:
         """Set the hooks."""
-        self._handles = [one.register_step_pre_hook(self._before) for one in self._optimizers]
+        self._handles = [before_step(one, self._before) for one in self._optimizers]
         for one in self._optimizers:
-            self._handles.append(first(one._optimizer_step_post_hooks, one.register_step_post_hook(self._after)))
+            self._handles.append(first(one._optimizer_step_post_hooks, after_step(one, self._after)))
         self._handles += self.rounds.install()
 
     def remove(self) -> None:

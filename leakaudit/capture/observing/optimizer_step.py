@@ -106,7 +106,10 @@ class OptimizerStep:
         if _of_torch(self.optimizer):
             return ""
         emptied = bool(changed) and all(_is_empty(self.now[number]) for number in changed)
-        if changed and not emptied and not self._combined(self._gradients_now(), SAME):
+        now = self._gradients_now()
+        other = bool(changed) and not emptied and not self._combined(now, SAME)
+        scratch = other and self.evaluations <= 1 and self._rescaled(now)
+        if other and not scratch:
             if self.evaluations > 1:
                 raise SnapshotError(
                     f"{self.name} evaluated its closure {self.evaluations} times and moved the weights by a later gradient than the first"
@@ -118,6 +121,20 @@ class OptimizerStep:
                 )
             self.copy_after_step = True
         return self._check_movement(emptied=emptied)
+
+    def _rescaled(self, now: Sequence[Tensor | None]) -> bool:
+        """Return whether the step only scaled each entry, by a factor above zero.
+
+        An optimizer that divides the gradients by its second moments where they stand does so (schedule-free AdamW), after it has added the
+        weight decay, if its options have one. Noise turns the signs of the smallest entries.
+        """
+        decays = {0.0, *(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups)}
+        rows = [
+            (after, before, weights)
+            for after, before, weights in zip(now, self.gradients.entries, self.weights.entries, strict=True)
+            if after is not None and before is not None and weights is not None and after.shape == weights.shape
+        ]
+        return bool(rows) and all(any(_same_signs(*row, decay) for decay in decays) for row in rows)
 
     def _check_movement(self, *, emptied: bool) -> str:
         """Compare the weights' movement with the gradients; return what stays unknown.
@@ -227,6 +244,21 @@ def _lengths(y: Tensor, g: Tensor, w: Tensor) -> tuple[float, float]:
     y, g, w = (part.double().cpu() for part in (y, g, w))
     left = _without(_without(y, w), _without(g, w))
     return float(left.norm()) if len(y) >= FEW else 0.0, float(y.norm())
+
+
+def _same_signs(after: Tensor, before: Tensor, weights: Tensor, decay: float) -> bool:
+    """Return whether entries kept their signs, apart from a weight decay.
+
+    Args:
+        after: (N,) entries of one gradient after a step.
+        before: (N,) the same entries before it.
+        weights: (N,) of the parameter before it.
+        decay: factor of the weights that the step added.
+    """
+    rounding = ROUNDING * torch.finfo(after.dtype).eps
+    after, before, weights = after.double(), before.double(), decay * weights.double()
+    rest = after - weights
+    return bool(((rest * before >= 0) | (rest.abs() <= rounding * (after.abs() + weights.abs()))).all())
 
 
 def _without(vector: Tensor, other: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ step the gradient is final, and the weights are still those of the forward pass.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -190,10 +190,7 @@ class Rounds:
         """
         if len(self._movers) == 1 and not may_nest(self._movers[0]):
             return []
-        return [
-            first(mover._optimizer_step_post_hooks, mover.register_step_post_hook(self._count))
-            for mover in self._movers
-        ]
+        return [first(mover._optimizer_step_post_hooks, after_step(mover, self._count)) for mover in self._movers]
 
     def restart(self) -> None:
         """Begin the round again, without the steps made so far."""
@@ -215,6 +212,19 @@ class Rounds:
         Then the recorder sees incomplete steps, and does not keep them.
         """
         self.over = True
+
+
+def before_step(mover: Any, hook: Callable[..., Any]) -> Any:
+    """Set a hook before an optimizer's step; return its handle.
+
+    A method that the user's class overrides is the user's code, and is not called.
+    """
+    return torch.optim.Optimizer.register_step_pre_hook(mover, hook)
+
+
+def after_step(mover: Any, hook: Callable[..., Any]) -> Any:
+    """Set a hook after an optimizer's step, as `before_step` does; return its handle."""
+    return torch.optim.Optimizer.register_step_post_hook(mover, hook)
 
 
 def first(hooks: Any, handle: Any) -> Any:

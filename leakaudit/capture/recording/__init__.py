@@ -9,7 +9,6 @@ __all__ = [
     "background_writer",
     "copies",
     "current_step",
-    "in_place_check",
     "kept_step",
     "live_model",
     "local_gradients",

@@ -30,8 +30,6 @@ class Counters:
     """Why the first of them was not kept."""
     blocked_s: float = 0.0
     """Seconds of the training thread spent in the recorder."""
-    check_s: float = 0.0
-    """The part of `blocked_s` in which steps were repeated in place."""
     writer_s: float = 0.0
     """Seconds of the writer's thread."""
     written: int = 0

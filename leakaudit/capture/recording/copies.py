@@ -131,6 +131,8 @@ class CopyBuffers:
             tensor = tensor.full_tensor() if self._group is None else self._group.whole(tensor)
         if not self.held_here:
             return tensor
+        if tensor.is_sparse and tensor.sparse_dim() == 1:
+            return _copied_rows(tensor.coalesce(), source)
         if tensor.is_sparse:
             tensor = tensor.to_dense()
         if source.scale is not None:
@@ -141,6 +143,18 @@ class CopyBuffers:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != source.dtype:
             buffer = self.tensors[key] = _allocate(Source(tensor, source.dtype))
         return buffer.copy_(tensor, non_blocking=tensor.is_cuda)
+
+
+def _copied_rows(tensor: Tensor, source: Source) -> Tensor:
+    """Return a copy of a coalesced sparse tensor on the CPU."""
+    values = tensor.values() if source.scale is None else tensor.values() / source.scale
+    return torch.sparse_coo_tensor(
+        tensor.indices().cpu(),
+        values.to("cpu", source.dtype, copy=True),
+        tensor.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )
 
 
 def _allocate(source: Source) -> Tensor:

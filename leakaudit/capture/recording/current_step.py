@@ -97,10 +97,9 @@ class CurrentStep:
 
     def cancel(self) -> None:
         """Drop what was recorded of a step that did not end."""
-        found, self._copied = self._copied, None
-        if found is not None and found.stepped:
-            error = SnapshotError(f"the step ended before {found.missing(self._model.optimizers)}")
-            self._writer.not_kept(found.recording.step, error)
+        if (found := self._copied) is not None and found.stepped:
+            missing = found.missing(self._model.optimizers)
+            self._writer.not_kept(found.recording.step, SnapshotError(f"the step ended before {missing}"))
         self._close()
         self._keeper.answer.refuse()
 
@@ -244,6 +243,8 @@ class CurrentStep:
             self._copied = found
             self._keeper.write_if_large(found)
         except LeakAuditError as error:
+            if self._forwards.left_out_of_a_graph:  # each hook that is set makes the user's function be compiled again
+                self.stop()
             self._unhook()
             self._writer.not_kept(recording.step, error)
 

@@ -13,7 +13,7 @@ from leakaudit.client.observation import check_finite
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import Truth
 from leakaudit.errors import SnapshotError
-from leakaudit.results.schema import Verification
+from leakaudit.models.tensors import bytes_of
 from leakaudit.storage.frozen_weights import FrozenWeights
 
 
@@ -34,21 +34,16 @@ class KeptStep:
     """Type in which the forward passes ran under autocast; None where none was seen."""
     loss_scale: float = 1.0
     """Factor of a GradScaler while the gradients were computed. The update and the output gradients do not contain it."""
-    training: bool = True
-    """Whether the model was in training mode during its forward passes."""
-    eval_modules: tuple[str, ...] = ()
-    """Modules in evaluation mode within a model in training mode."""
+    eval_modules: tuple[tuple[str, ...], ...] = ()
+    """Modules in eval mode in each forward pass of this process; the name of the model itself is empty."""
     has_output_gradients: bool = False
     """Whether the batches hold the gradients that the loss sent to the model's outputs."""
     frozen: FrozenWeights | None = None
     """Live parameters that no optimizer moves and that are not in `weights`. The writer stores them once per run."""
-    checked: Verification | None = None
-    """Result of the check in place; None where the step was not repeated."""
-    own_loss: bool | None = None
-    """Whether its loss is the one that the model's class computes, up to a factor; None where it was not repeated."""
-    check_seconds: float = 0.0
-    not_in_place: str = ""
-    """Why the step was not repeated in place; empty if it was, or if nobody asked for it."""
+    differentiated_again: bool = False
+    """Whether a gradient at an output can be differentiated again, as a penalty on gradients requires."""
+    unheld: tuple[str, ...] = ()
+    """Paths of outputs whose gradients were too large to be held beside a loss that the model computed."""
     part: PartOfStep | None = None
     """The kept parts of the update; None where `update` is the whole one."""
     parameters: int = 0
@@ -57,15 +52,15 @@ class KeptStep:
     """Waits until the copy has arrived; the writer's thread calls it."""
 
     @property
+    def training(self) -> bool:
+        """Whether the model was in training mode in its first forward pass."""
+        return not self.eval_modules or "" not in self.eval_modules[0]
+
+    @property
     def bytes(self) -> int:
         """Size of update, weights and optimizer's state, without the frozen weights."""
         tensors = [*self.update.values(), *self.weights.values(), *self.truth.optimizer_state.values()]
-        if self.part is not None:
-            tensors += [
-                *self.part.sketches.values(),
-                *(t for t in (self.part.index, self.part.values) if t is not None),
-            ]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(bytes_of(tensor) for tensor in (*tensors, *(self.part.sketches.values() if self.part else ())))
 
     def check_content(self) -> None:
         """Refuse a step on which no attack could be scored.

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from leakaudit.capture.observing.optimizers import parameters_of
+from leakaudit.errors import SnapshotError
+from leakaudit.models.tensors import persistent_buffers
 from leakaudit.models.wrappers import plain_name
 
 
@@ -20,10 +23,37 @@ class LiveModel:
         self.optimizers = list(optimizers)
         self.persistent: frozenset[str] = frozenset()
         """Names of the buffers that are kept with the weights; empty until `note_persistent`."""
+        self._at_the_beginning: dict[str, tuple[int, ...]] | None = None
+        """Name -> shape of each parameter when `note_shapes` was called; None before."""
+
+    def note_shapes(self) -> None:
+        """Note which parameters the model has, for `check_shapes`."""
+        self._at_the_beginning = _shapes(self.parameters())
+
+    def check_shapes(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Refuse a step of a model whose parameters are not those of the beginning.
+
+        The side process makes the model of the beginning, so it could not load the weights.
+
+        Args:
+            parameters: as `parameters` returns them now.
+
+        Raises:
+            SnapshotError: counts the parameters that came and went, and names the first.
+        """
+        was, now = self._at_the_beginning, _shapes(parameters)
+        if was is None or was == now:
+            return
+        gone, new = was.items() - now.items(), now.items() - was.items()
+        raise SnapshotError(
+            f"the model has other parameters than at the beginning: {len(gone)} went and {len(new)} came (first "
+            f"{min(gone | new)[0]!r}), as when a layer is deleted, added, tied, pruned or resized during training; the side process cannot make "
+            "such a model. Begin a new audit after the change"
+        )
 
     def note_persistent(self, more: frozenset[str]) -> None:
-        """Note the names in the model's state dict, and some more, as persistent."""
-        self.persistent = more | {plain_name(name) for name in self.module.state_dict()}
+        """Note the buffers that the model stores, and some more, as persistent."""
+        self.persistent = more | {plain_name(name) for name in persistent_buffers(self.module)}
 
     def optimized(self) -> list[nn.Parameter]:
         """Return the parameters of all optimizers; groups may be added during training."""
@@ -62,3 +92,7 @@ class LiveModel:
     def on_gpu(self) -> bool:
         """Return whether the first parameter is on a GPU."""
         return next(self.module.parameters()).is_cuda
+
+
+def _shapes(parameters: Sequence[tuple[str, nn.Parameter]]) -> dict[str, tuple[int, ...]]:
+    return {name: () if is_lazy(p) else tuple(p.shape) for name, p in parameters}

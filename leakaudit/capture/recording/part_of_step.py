@@ -6,12 +6,13 @@ Attacks on the first blocks read this part.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from leakaudit.capture.recording.sketch import sketch
 from leakaudit.models.first_blocks import Parts
+from leakaudit.models.tensors import in_rows
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,9 @@ class PartOfStep:
     """Tensors of one step that are kept in place of its whole update."""
 
     update: Mapping[str, Tensor]
-    """Parameter name -> update that is kept as a whole."""
+    """Parameter name -> update that is kept; that of `rows` is sparse if most of its rows are zero."""
     rows: str | None
-    """Name of the parameter whose update is kept only in its non-zero rows; None if there is no such parameter."""
-    index: Tensor | None
-    """(N,) int64: positions of these rows."""
-    values: Tensor | None
-    """(N, D): these rows."""
+    """Name of the table of tokens, of whose update only the rows that are not zero are kept; None if it has no update."""
     sketches: Mapping[str, Tensor]
     """Parameter name -> sketch of its update, for every parameter."""
 
@@ -40,18 +37,15 @@ class PartOfStep:
         """
         dense = {name: g.to_dense() if g.is_sparse else g for name, g in update.items()}
         sketches = {name: _divided(sketch(name, g), scales.get(name)) for name, g in dense.items()}
-        index = values = None
-        if parts.rows in dense:
-            table = dense[str(parts.rows)]
-            index = (table != 0).any(dim=1).nonzero().flatten()
-            values = _divided(table[index], scales.get(str(parts.rows)))
         kept = {name: g for name, g in dense.items() if name in parts.updates}
-        return cls(kept, parts.rows if index is not None else None, index, values, sketches)
+        if parts.rows in dense:
+            kept[str(parts.rows)] = in_rows(dense[str(parts.rows)])
+        return cls(kept, parts.rows if parts.rows in kept else None, sketches)
 
     def without(self, names: frozenset[str]) -> PartOfStep:
         """Return this part without the sketches of some parameters."""
         left = {name: found for name, found in self.sketches.items() if name not in names}
-        return PartOfStep(self.update, self.rows, self.index, self.values, left)
+        return replace(self, sketches=left)
 
 
 def _divided(tensor: Tensor, scale: Tensor | None) -> Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from leakaudit.capture.in_place.state_before import StateBefore
 from leakaudit.capture.observing.calls import random_states
 from leakaudit.capture.observing.entry_sample import EntrySample, own_part
 from leakaudit.capture.observing.forward_hooks import ForwardPass
@@ -22,42 +21,30 @@ class PassRecorder:
     It notes the state from which each pass starts, and finds the passes that the update comes from.
     """
 
-    def __init__(
-        self, model: LiveModel, *, scaler: Any, called_in_place: nn.Module | None, watch_weights: bool
-    ) -> None:
+    def __init__(self, model: LiveModel, *, scaler: Any, watch_weights: bool) -> None:
         """Prepare.
 
         Args:
             model: the live model.
             scaler: the loop's `GradScaler`; None without one.
-            called_in_place: what is called to repeat a step; None where steps are not checked in place.
             watch_weights: whether all passes of a step must see the same weights.
         """
         self._model = model
         self._scaler = scaler
-        self._called = called_in_place
         self._watch_weights = watch_weights
         self._weights_at_first_pass = False
         """Whether weights are copied at the first forward pass, because in an earlier step they changed after it."""
 
     def add_pass(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Add a forward pass that begins, with the random state before it."""
-        if not recording.passes:
-            self._note_state(recording)
+        if not recording.passes:  # a pass may change buffers
+            recording.buffers = {plain_name(name): _copy(buffer) for name, buffer in self._model.module.named_buffers()}
         if self._watch_weights:
             self._note_weights(recording, seen)
         seen.rng = random_states([next(self._model.module.parameters())])
         seen.withheld_inputs = recording.withheld_inputs
+        seen.eval_modules = tuple(plain_name(n) for n, m in self._model.module.named_modules() if not m.training)
         recording.passes.append(seen)
-        if recording.state is not None:
-            recording.state.note_pass(seen)
-
-    def _note_state(self, recording: StepRecording) -> None:
-        """Copy the buffers and note the modes before the first pass of a step."""
-        recording.state = None if self._called is None else StateBefore.of(self._called)
-        copy = _copy if recording.state is None else recording.state.copy_of
-        recording.buffers = {plain_name(name): copy(buffer) for name, buffer in self._model.module.named_buffers()}
-        recording.modes = {plain_name(n): m.training for n, m in self._model.module.named_modules()}
 
     def _note_weights(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Remember a few entries of the weights that a pass sees.
@@ -68,7 +55,9 @@ class PassRecorder:
             recording.moving = self._model.moving()
         if self._weights_at_first_pass and not recording.before:
             recording.before = {name: _copy(p) for name, p in self._model.trained()}
-        recording.seen_weights.append((seen, EntrySample.of(recording.moving)))
+        sample = EntrySample.of(recording.moving)
+        seen.on_other_weights = bool(recording.seen_weights) and not recording.seen_weights[0][1].equals(sample)
+        recording.seen_weights.append((seen, sample))
 
     def add_backward(self, recording: StepRecording, seen: ForwardPass, backward: int) -> None:
         """Note that a backward pass reaches a forward pass; drop passes that were zeroed.
@@ -137,8 +126,8 @@ class PassRecorder:
             return ""
         first_seen = recording.seen_weights[0][1]
         kept = {id(p) for p in passes}
-        here = [sample for seen, sample in recording.seen_weights if id(seen) in kept]
-        others = sum(not first_seen.equals(sample) for sample in here)
+        here = [seen for seen, _ in recording.seen_weights if id(seen) in kept]
+        others = sum(seen.on_other_weights for seen in here)
         if others:
             return (
                 f"{others} of {len(here)} forward passes saw other weights than those that are kept (SAM, FGM): such a pass cannot be "

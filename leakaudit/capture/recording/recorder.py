@@ -26,7 +26,6 @@ from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS, BackgroundWriter, Counters
 from leakaudit.capture.recording.copies import CopyBuffers
 from leakaudit.capture.recording.current_step import CurrentStep
-from leakaudit.capture.recording.in_place_check import InPlaceCheck, called_in_place
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.pass_recorder import PassRecorder
@@ -37,7 +36,8 @@ from leakaudit.capture.recording.step_tensors import Observe, TensorSelection
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import SnapshotError, type_and_place
-from leakaudit.models.first_blocks import Parts
+from leakaudit.models.first_blocks import BOUNDARY, Parts
+from leakaudit.models.wrappers import plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Recorder:
         complete_manifest: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         withdraw: Callable[[int], None] = lambda _step: None,
         unsaved_buffers: frozenset[str] = frozenset(),
-        check_in_place: bool = False,
+        made_again: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
 
@@ -79,12 +79,14 @@ class Recorder:
             complete_manifest: adds the facts that are known only when the optimizer steps, such as scheduled noise.
             withdraw: removes a written step, by its number.
             unsaved_buffers: names of buffers that are kept although the model's state dict does not hold them.
-            check_in_place: whether a step is repeated here, before the optimizer moves the weights, to check it.
+            made_again: whether another process makes the model, as it is at the beginning.
         """
         called = model if called is None else called
         self._max_bytes = max_bytes
         self._unsaved_buffers = unsaved_buffers
         self._model = LiveModel(model, base_optimizers(optimizer))
+        if made_again:
+            self._model.note_shapes()
         self.writer = BackgroundWriter(write, self._fail)
         self.buffers = CopyBuffers(peers, always_pooled=observe == "delta")
         self._selection = TensorSelection(self._model, observe, holds_copies=self.buffers.held_here)
@@ -94,20 +96,15 @@ class Recorder:
             lambda seen, number: self.current.backward_arrives(seen, number),
             self._fail,
         )
-        self._check = InPlaceCheck(self._model, self._forwards, self.counters)
-        # A step of several processes, or of several local steps, is checked on the rebuilt model.
-        checks = check_in_place and peers is None and observe != "delta"
         passes = PassRecorder(
             self._model,
             scaler=scaler or _scaler_in(optimizer),
-            called_in_place=called_in_place(called) if checks else None,
             watch_weights=observe != "delta",
         )
         copier = StepCopier(
             self._model,
             self._selection,
             self.buffers,
-            self._check,
             convert_pass=convert_pass,
             complete_manifest=complete_manifest,
         )
@@ -158,8 +155,7 @@ class Recorder:
             )
         self.buffers.choose(self.bytes_of_a_step(), on_gpu=self._model.on_gpu())
         if self.buffers.held_here and self.buffers.pooled:
-            self.buffers.make(self._selection.expected_sources())
-        self._check.note_begin()
+            self.buffers.make(self._selection.held_in_advance())
         self.current.hooks.install()
 
     def stop_recording(self) -> None:
@@ -185,6 +181,8 @@ class Recorder:
     def keep_only(self, parts: Parts) -> None:
         """Keep only parts of a step and sketches of its update; call before `install`."""
         self._selection.parts = parts
+        modules = {plain_name(name): module for name, module in self._model.module.named_modules()}
+        self._forwards.watch_inside({f"{BOUNDARY}{name}": modules[name] for name in parts.boundary if name in modules})
 
     # ------------------------------------------------------------------ a step
 
@@ -267,7 +265,9 @@ class Recorder:
         self.stop_recording()
         self.counters.failed += 1
         logger.warning(
-            "leakaudit stops recording after a %s; training continues, later steps are not audited",
+            "leakaudit stops recording a %s after a %s; training continues, later steps are not audited. Please report this line; "
+            "LEAKAUDIT_DISABLED=1 switches the audit off",
+            type(self._model.module).__name__,
             type_and_place(error),
         )
 

@@ -44,7 +44,7 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
         complete_manifest=description.with_current_defenses,
         unsaved_buffers=description.fit.unlike,
         withdraw=spool.withdraw,
-        check_in_place=config.check == "in_place",
+        made_again=config.schedule != "inline",
         **_options_for_arrays(model),
     )
     if parts := _parts_to_keep(config, description, recorder):

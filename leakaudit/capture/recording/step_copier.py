@@ -1,4 +1,4 @@
-"""The copier of a recorded step to the CPU, after the check in place."""
+"""The copier of a recorded step to the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from leakaudit.capture.observing.forward_hooks import ForwardPass
 from leakaudit.capture.observing.optimizer_step import OptimizerStep
 from leakaudit.capture.recording.copies import CopyBuffers, Source, stored_dtype
-from leakaudit.capture.recording.in_place_check import InPlaceCheck
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.step_recording import CopiedStep, StepRecording
@@ -27,7 +26,6 @@ class StepCopier:
         model: LiveModel,
         selection: TensorSelection,
         buffers: CopyBuffers,
-        check: InPlaceCheck,
         *,
         convert_pass: Callable[[MicroBatch], MicroBatch],
         complete_manifest: Callable[[Manifest], Manifest],
@@ -38,14 +36,12 @@ class StepCopier:
             model: the live model.
             selection: which tensors are kept.
             buffers: memory for the copies.
-            check: repeats a step in place.
             convert_pass: converts a recorded forward pass to the audited model's inputs; it may refuse the step.
             complete_manifest: adds the facts that are known only when the optimizer steps.
         """
         self._model = model
         self._selection = selection
         self._buffers = buffers
-        self._check = check
         self._convert_pass = convert_pass
         self._complete_manifest = complete_manifest
 
@@ -54,7 +50,7 @@ class StepCopier:
         return recording.truth(passes, self._convert_pass)
 
     def copy(self, recording: StepRecording, passes: list[ForwardPass], truth: Truth, start: float) -> KeptStep | None:
-        """Check and copy a step.
+        """Copy a step.
 
         Args:
             recording: of the step.
@@ -64,17 +60,11 @@ class StepCopier:
 
         Returns:
             The step; None where another process keeps it.
-
-        Raises:
-            SnapshotError: the loss sent more to the outputs than was held.
         """
         tensors = self._selection.of(recording)
         manifest = self._complete_manifest(recording.manifest)
         if recording.round is not None:
             manifest = recording.round.completed(manifest)
-        result = self._check.run(recording, passes, truth, manifest, tensors)
-        if any(p.counts_all_outputs for p in passes):
-            truth = self.truth_of(recording, passes)  # the check found that more gradients count
         if self._selection.parts is not None:
             tensors = tensors.reduced_to(self._selection.parts)
         if recording.round is None:
@@ -91,19 +81,14 @@ class StepCopier:
             weights=tensors.weights,
             truth=truth,
             manifest=manifest,
-            copy_seconds=time.perf_counter() - start - result.seconds,
+            copy_seconds=time.perf_counter() - start,
             autocast=next((p.autocast for p in passes), None),
             loss_scale=recording.loss_scale,
-            training=recording.modes.get("", True),
-            eval_modules=tuple(
-                n for n, training in recording.modes.items() if not training and recording.modes.get("")
-            ),
+            eval_modules=tuple(p.eval_modules for p in passes),
             has_output_gradients=bool(passes),
             frozen=tensors.frozen,
-            checked=result.stamp,
-            own_loss=result.own_loss,
-            check_seconds=result.seconds,
-            not_in_place=result.why_not,
+            differentiated_again=any(p.differentiable for p in passes),
+            unheld=tuple(sorted(frozenset[str]().union(*(p.unheld for p in passes)))),
             part=tensors.part,
             parameters=0 if tensors.part is None else sum(p.numel() for p in self._model.module.parameters()),
             ready=ready,
@@ -135,7 +120,5 @@ class StepCopier:
         found.kept = replace(
             found.kept,
             update={**found.kept.update, **fresh},
-            checked=None,
-            not_in_place="its gradients were changed after it was repeated",
             ready=ready if update else found.kept.ready,
         )

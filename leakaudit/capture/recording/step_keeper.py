@@ -121,10 +121,16 @@ class StepKeeper:
         """
         if recording.problem:
             raise SnapshotError(recording.problem)
+        if self._forwards.left_out_of_a_graph:
+            raise SnapshotError(
+                "the model runs in a function that is compiled with `fullgraph=True`, and no hook can be in its graph: compile the model "
+                "(`torch.compile(model, fullgraph=True)`) instead of the function that calls it. No later step of this run is kept"
+            )
         if torch._C._current_graph_task_id() != -1:
             raise SnapshotError(
                 "its optimizer steps during the backward pass, when only some of the gradients are there; call the optimizer after the backward pass"
             )
+        self._model.check_shapes(self._model.parameters() if recording.round is not None else recording.parameters)
         check_all_moved(recording.parameters, self._model.optimizers)
         self._passes.check_weights(recording)
 

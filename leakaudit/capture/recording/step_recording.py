@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from leakaudit.capture.in_place.state_before import StateBefore
 from leakaudit.capture.observing.entry_sample import EntrySample
 from leakaudit.capture.observing.forward_hooks import ForwardPass
 from leakaudit.capture.observing.optimizer_step import OptimizerStep
@@ -31,10 +30,6 @@ class StepRecording:
     """The whole batch, as the trainer told it before the forward pass."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Buffers before the first forward pass, which may change them (batch norm); copies."""
-    state: StateBefore | None = None
-    """State of the object that the loop calls, before the first forward pass; None if the step is not checked in place."""
-    modes: dict[str, bool] = field(default_factory=dict)
-    """Module -> whether it was in training mode at the first forward pass; some trainers set the mode as late as that."""
     local: dict[str, Tensor] = field(default_factory=dict)
     """Gradients of this process before they are summed with those of others; filled where `observe` is `local`."""
     before: dict[str, Tensor] = field(default_factory=dict)

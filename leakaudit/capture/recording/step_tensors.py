@@ -19,6 +19,7 @@ from leakaudit.capture.recording.step_recording import StepRecording
 from leakaudit.client.local_steps import state_tensors
 from leakaudit.errors import SnapshotError
 from leakaudit.models.first_blocks import Parts
+from leakaudit.models.tensors import in_rows, tied_names
 from leakaudit.storage.frozen_weights import FrozenWeights
 
 Observe = Literal["update", "local", "delta"]
@@ -54,13 +55,16 @@ class StepTensors:
 
     def sources(self) -> dict[str, Source]:
         """Return what is to be copied, by the key of its buffer."""
-        types = {n: torch.float32 if n in self.scales else stored_dtype(g.dtype) for n, g in self.update.items()}
-        found = {f"u/{n}": Source(g, types[n], self.scales.get(n)) for n, g in self.update.items()}
+        found = {}
+        for name, gradient in self.update.items():
+            dtype = torch.float32 if name in self.scales else stored_dtype(gradient.dtype)
+            # To find the rows, the training thread would wait for a GPU.
+            found[f"u/{name}"] = Source(
+                gradient if gradient.is_cuda else in_rows(gradient), dtype, self.scales.get(name)
+            )
         found |= {f"w/{name}": Source(w, w.dtype) for name, w in self.weights.items()}
         if self.part is not None:
             found |= {f"s/{name}": Source(s, s.dtype) for name, s in self.part.sketches.items()}
-            rows = {"r/index": self.part.index, "r/values": self.part.values}
-            found |= {key: Source(tensor, tensor.dtype) for key, tensor in rows.items() if tensor is not None}
         return found
 
     def copied(self, copies: Mapping[str, Tensor]) -> StepTensors:
@@ -68,8 +72,7 @@ class StepTensors:
         part = self.part
         if part is not None:
             sketches = {name: copies[f"s/{name}"] for name in part.sketches}
-            index, values = copies.get("r/index"), copies.get("r/values")
-            part = replace(part, update={}, sketches=sketches, index=index, values=values)
+            part = replace(part, update={}, sketches=sketches)
         update = {name: copies[f"u/{name}"] for name in self.update}
         return replace(self, update=update, weights={name: copies[f"w/{name}"] for name in self.weights}, part=part)
 
@@ -151,6 +154,16 @@ class TensorSelection:
             yield f"w/{name}", Source(buffer, buffer.dtype)
         for name, value in self._optimizer_state().items():
             yield f"o/{name}", Source(value, value.dtype)
+
+    def held_in_advance(self) -> Iterator[tuple[str, Source]]:
+        """Yield the tensors for whose copies memory is allocated before training.
+
+        Tables of embeddings are left out: mostly few rows of their update are not zero, and only these are copied.
+        """
+        module, tied = self._model.module, {name for pair in tied_names(self._model.module) for name in pair}
+        tables = {id(found.weight) for found in module.modules() if isinstance(found, nn.Embedding)}
+        in_few_rows = {f"u/{name}" for name, p in self._model.trained() if id(p) in tables and name not in tied}
+        yield from ((key, source) for key, source in self.expected_sources() if key not in in_few_rows)
 
     def _update_dtype(self, parameter: Tensor) -> torch.dtype:
         return torch.float32 if self._observe == "delta" else stored_dtype(parameter.dtype)

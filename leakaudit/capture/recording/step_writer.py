@@ -83,7 +83,6 @@ class StepWriter:
                 "training_mode": kept.training,
                 "batch_size_bound": bound,
                 "loss_divisor": divisor,
-                "own_loss": kept.own_loss,
                 "dtype": AUTOCAST_DTYPES.get(str(recipe.autocast), facts.dtype),
                 "input_shape": _input_shape(kept),
                 "optimizer": optimizer,
@@ -98,7 +97,6 @@ class StepWriter:
             manifest = manifest.model_copy(update={"parts": _kept_parts(kept, part)})
             parts["sketches"] = part.sketches
             parts["table"] = part.rows if part.rows in kept.weights else None
-            parts["rows"] = None if part.index is None or part.values is None else (part.index, part.values)
         self.spool.write(kept.step, frozen=kept.frozen, manifest=manifest, **parts)
 
 
@@ -119,11 +117,20 @@ def _recipe(kept: KeptStep, notes: list[str]) -> StepRecipe:
             "loss": "pulls" if kept.has_output_gradients else "forward",
             "loss_scale": kept.loss_scale,
             "training": kept.training,
-            "eval_modules": kept.eval_modules,
+            "eval_modules": kept.eval_modules[0] if kept.training and kept.eval_modules else (),
+            "eval_by_pass": _eval_by_pass(kept),
+            "differentiated_again": kept.differentiated_again,
+            "unheld": kept.unheld,
             "autocast": recipe.autocast or AUTOCAST.get(kept.autocast) if kept.autocast else recipe.autocast,
             "note": "; ".join(said),
         }
     )
+
+
+def _eval_by_pass(kept: KeptStep) -> tuple[tuple[str, ...], ...]:
+    """Return the modules in eval mode of each pass; empty if all are the same."""
+    alike = len(set(kept.eval_modules)) <= 1
+    return () if alike or len(kept.eval_modules) != len(kept.truth.micro_batches) else kept.eval_modules
 
 
 def _manifest(kept: KeptStep, recipe: StepRecipe, facts: PublicFacts) -> Manifest:
@@ -131,18 +138,14 @@ def _manifest(kept: KeptStep, recipe: StepRecipe, facts: PublicFacts) -> Manifes
         update={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "copy_seconds": round(kept.copy_seconds, 4),
-            "check_seconds": round(kept.check_seconds, 4),
-            "not_in_place": kept.not_in_place,
         }
     )
-    return kept.manifest.model_copy(
-        update={"recipe": recipe, "checked": kept.checked, "facts": facts, "provenance": provenance}
-    )
+    return kept.manifest.model_copy(update={"recipe": recipe, "facts": facts, "provenance": provenance})
 
 
 def _kept_parts(kept: KeptStep, part: PartOfStep) -> KeptParts:
     """Return a description of the parts that are kept of a large step."""
-    omitted = tuple(name for name in part.sketches if name not in kept.update and name != part.rows)
+    omitted = tuple(name for name in part.sketches if name not in kept.update)
     return KeptParts(blocks=BLOCKS, parameters=kept.parameters, rows=part.rows, not_kept=omitted)
 
 

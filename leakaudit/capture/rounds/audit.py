@@ -182,10 +182,9 @@ class RoundAudit:
             return
         self._announced = True
         size = recorder.bytes_of_a_step()
-        plan = plan_in_words(self.plan, self.config, size, recorder.bytes_to_write() - size)
-        notify("; ".join(filter(None, [plan, self.note])))
-        for warning in _warnings(description):
-            notify(warning)
+        plan = plan_in_words(self.plan, self.config, size, recorder.bytes_to_write() - size, self.note)
+        for line in (*plan, *_warnings(description)):
+            notify(line)
 
     # ------------------------------------------------------------------ a round ends
 
@@ -198,10 +197,11 @@ class RoundAudit:
         """
         self.current = None
         seconds = time.monotonic() - run.started
-        if completely:
+        if completely and run.before is not None:
             self.last = OpenRound(
                 run.number,
                 self.config.out_dir,
+                run.before,
                 self.spool,
                 run.description,
                 self.tasks.add,

@@ -15,6 +15,7 @@ from leakaudit.capture.describe import RunDescription
 from leakaudit.capture.notify import notify
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recording.recorder import Recorder
+from leakaudit.capture.rounds.before_round import BeforeRound
 from leakaudit.capture.worker.process import SideProcess
 from leakaudit.config.audit import AuditConfig
 from leakaudit.results.schema import Overhead
@@ -37,6 +38,8 @@ class RoundRun:
     started: float = field(default_factory=time.monotonic)
     blocked_s: float = 0.0
     """Seconds of the training thread, without those in the recorder."""
+    before: BeforeRound | None = field(default=None, init=False)
+    """The model's tensors before the first step; None if there was no step."""
     _begun: bool = field(default=False, init=False)
 
     # ------------------------------------------------------------------ what an adapter asks
@@ -83,6 +86,7 @@ class RoundRun:
             return
         self._begun = True
         start = time.perf_counter()
+        self.before = BeforeRound.of(self.description.model, self.trainer.optimizer)
         context = replace(now(), step=self.number, total_steps=self.config.rounds)
         self.recorder.start(self.number, self.description.manifest(context, 0))
         self.blocked_s += time.perf_counter() - start

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.describe import RunDescription, declared_defenses
+from leakaudit.capture.rounds.before_round import BeforeRound
 from leakaudit.config.audit import NONE
-from leakaudit.errors import SnapshotError
+from leakaudit.errors import LeakAuditError, SnapshotError
 from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.held_rounds import add_sent, release
 from leakaudit.storage.spool import Spool
 
-PEFT_PREFIX = "base_model.model."
-"""Prefix that a `PeftModel` adds to the names of the model inside it."""
+WIRE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types in which weights are audited as they were sent. Wider ones pass if float32 holds the same numbers."""
 
 
 @dataclass(eq=False)
@@ -32,6 +33,8 @@ class OpenRound:
     """Number of the round in its audit, counted from 0."""
     folder: Path
     """Folder of the audit."""
+    before: BeforeRound = field(repr=False)
+    """The model's tensors before the round."""
     _spool: Spool = field(repr=False)
     _description: RunDescription = field(repr=False)
     _later: Callable[[Callable[[], None]], None] = field(repr=False)
@@ -39,31 +42,38 @@ class OpenRound:
     kept: Callable[[], bool] = field(repr=False)
     """Whether the round is on the disk; known once the tasks beside training are done."""
     _said: bool = field(default=False, init=False, repr=False)
+    lost: str = field(default="", init=False, repr=False)
+    """Why the audit does not have what was said to be sent, "" if it has all of it.
+
+    It is final once the tasks beside training are done.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that the round trained, as `sent` expects them."""
-        return self._description.facts.shared
+        return tuple(self.before.trained)
 
-    def sent(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> None:
+    def sent(self, weights: Mapping[str, Tensor], *, differences: bool = False, beside: int = 0) -> None:
         """Say what left the machine; the round is then audited as produced and as sent.
 
         The tensors are copied; a thread beside training writes them.
 
         Args:
-            weights: parameter name -> weights as they were sent, such as a state dict. Names of a `PeftModel` or of a wrapper fit as well.
-                Entries that the round did not train are ignored, and parameters without an entry were not sent.
+            weights: parameter name -> weights as they were sent, such as a state dict, of floating type. Names of a `PeftModel` or of a
+                wrapper fit as well. Entries that the round did not train are ignored, and parameters without an entry were not sent.
             differences: whether `weights` holds differences from the weights before the round, as some protocols send them.
+            beside: number of other tensors that leave, which nobody audits; what is sent is then unverifiable.
 
         Raises:
-            SnapshotError: something was said already, or no entry is a parameter that the round trained, or its shape differs.
+            SnapshotError: something was said already, or no entry is a parameter that the round trained, or one cannot be audited: its
+                shape differs, it is sent twice with different values, or its numbers are none that weights have.
         """
         if self._said:
             raise SnapshotError(f"what was sent of round {self.number} was said already; the next round is another one")
         found = self._matched(weights)
-        self._said = True
-        copies = {name: w.detach().to("cpu", copy=True) for name, w in found.items()}
-        self._later(functools.partial(self._add, copies, differences=differences))
+        self._said, self.lost = True, "it is not written yet"
+        copies = {name: _audited(w).to("cpu", copy=True) for name, w in found.items()}
+        self._later(functools.partial(self._add, copies, differences=differences, beside=beside))
 
     def release(self) -> None:
         """Say that the weights were sent as training left them; later calls do nothing."""
@@ -74,50 +84,51 @@ class OpenRound:
     def not_covered(self, weights: Mapping[str, Tensor], *, differences: bool = False) -> list[str]:
         """Return the names of sent tensors that the audit of this round leaves out.
 
-        It says something about the parameters that the round trained, and about other tensors of the model that did not change.
+        It covers the parameters that the round trained, and other tensors of the model that are as they were before the round.
 
         Args:
             weights: as in `sent`.
             differences: as in `sent`.
         """
-        judged = self._trained()
-        frozen = {
-            alias: w for name, w in self._description.model.state_dict().items() for alias in aliases(plain_name(name))
-        }
-        left = {given: w for given, w in weights.items() if plain_name(given) not in judged}
-        return [given for given, w in left.items() if not _unchanged(w, frozen.get(plain_name(given)), differences)]
-
-    def _trained(self) -> dict[str, str]:
-        """Return each trained parameter under all names that a client may use."""
-        return {alias: name for name in self.names for alias in reversed(aliases(name))}
+        before = self.before
+        names = {given: before.known.get(plain_name(given), "") for given in weights}
+        return [
+            given
+            for given, name in names.items()
+            if name not in before.trained and not before.as_before(name, weights[given], differences=differences)
+        ]
 
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sent weights under the names of the round's parameters."""
-        trained = dict(self._description.model.named_parameters())
-        shapes = {plain_name(name): p.shape for name, p in trained.items()}
-        known = self._trained()
-        found = {known[name]: w for given, w in weights.items() if (name := plain_name(given)) in known}
+        known, shapes = self.before.known, self.before.trained
+        found: dict[str, Tensor] = {}
+        for given, w in weights.items():
+            if (name := known.get(plain_name(given), "")) in shapes:
+                _check(given, w, shapes[name])
+                if name in found and not torch.equal(found[name], w):
+                    raise SnapshotError(f"{name!r} is sent twice, with different values, the second time as {given!r}")
+                found[name] = w
         if not found:
             first = next(iter(weights), "nothing")
             raise SnapshotError(
                 f"none of {len(weights)} sent tensors is a parameter that the round trained; the first is {first!r}, expected were "
                 f"names such as {next(iter(self.names), 'none')!r}"
             )
-        wrong = [name for name, w in found.items() if w.shape != shapes[name]]
-        if wrong:
-            raise SnapshotError(
-                f"{len(wrong)} sent tensors have another shape than the parameter; {wrong[0]!r} is {tuple(found[wrong[0]].shape)}, the "
-                f"parameter {tuple(shapes[wrong[0]])}: give whole weights, after what compresses them was undone"
-            )
         return found
 
-    def _add(self, weights: Mapping[str, Tensor], *, differences: bool) -> None:
+    def _add(self, weights: Mapping[str, Tensor], *, differences: bool, beside: int) -> None:
         if not self._path.is_dir():
-            return  # the round was not kept, and the log says why
+            self.lost = "the round was not kept, or was attacked before"
+            return  # the log says why
         own = declared_defenses(NONE, self._description.private)
         declared = declared_defenses(self._description.shipped_defense, None)
         recipients: Sequence[str] = self._spool.keys.recipients if self._spool.keys else ()
-        add_sent(self._path, weights, own, declared, recipients, differences=differences)
+        try:
+            add_sent(self._path, weights, own, declared, recipients, differences=differences, beside=beside)
+        except LeakAuditError as error:
+            self.lost = str(error)
+            raise
+        self.lost = ""
 
     @property
     def _path(self) -> Path:
@@ -128,20 +139,34 @@ def _release(folder: Path) -> None:
     release(folder)
 
 
-def _unchanged(sent: Tensor, known: Tensor | None, differences: bool) -> bool:
-    """Return whether a sent tensor is one of the model as it was before the round."""
-    if known is None or sent.shape != known.shape:
-        return False
-    return not sent.any() if differences else torch.equal(sent.to("cpu"), known.detach().to("cpu", sent.dtype))
+def _check(name: str, sent: Tensor, shape: torch.Size) -> None:
+    """Refuse a tensor that cannot be audited.
 
-
-def aliases(name: str) -> list[str]:
-    """Return the names that a parameter has in the state dicts of a client.
-
-    `peft` saves adapters without their name, and adds a prefix.
-
-    >>> aliases("h.0.lora_A.default.weight")[-1]
-    'base_model.model.h.0.lora_A.weight'
+    Raises:
+        SnapshotError: its shape, its type or its numbers are not those of weights.
     """
-    short = name.replace(".default.", ".").removesuffix(".default")
-    return [name, PEFT_PREFIX + name, short, PEFT_PREFIX + short]
+    if sent.shape != shape:
+        raise SnapshotError(
+            f"{name!r} is sent in another shape than the parameter has, {tuple(sent.shape)} instead of {tuple(shape)}: give whole weights, "
+            "after what compresses them was undone"
+        )
+    if not sent.is_floating_point():
+        raise SnapshotError(
+            f"{name!r} is sent as {_dtype(sent)}, and weights are audited as numbers of floating type: give them after what compresses "
+            "them was undone"
+        )
+    if not bool(torch.isfinite(sent).all()):
+        raise SnapshotError(f"{name!r} is sent with infinite or undefined numbers, which nobody can audit")
+    if sent.dtype not in WIRE_TYPES and not torch.equal(sent.float().to(sent.dtype), sent):
+        raise SnapshotError(
+            f"{name!r} is sent as {_dtype(sent)} with digits that float32 does not have, so the audit would not see them: send float32"
+        )
+
+
+def _audited(sent: Tensor) -> Tensor:
+    """Return a checked tensor in a type of `WIRE_TYPES`."""
+    return sent.detach() if sent.dtype in WIRE_TYPES else sent.detach().float()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

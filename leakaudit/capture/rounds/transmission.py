@@ -99,6 +99,10 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
             "The round was not kept, so nothing was attacked; the log of the training says why.",
             last.number,
         )
+    if last.lost:
+        return Judgement(
+            Status.ERROR, f"The audit does not have what is sent, so nothing judged it: {last.lost}.", last.number
+        )
     step = f"st-{last.number:06d}"
     for results in _results_until(audit, deadline):
         if any(found.id == step for found in results.steps):

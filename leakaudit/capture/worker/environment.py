@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import leakaudit
+from leakaudit.storage.parent_watch import MODULES_VARIABLE
 
-LEAKED_VARIABLES = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
-)
-LEAKED_PREFIXES = (
-    "TORCHELASTIC_",
-    "ACCELERATE_",
-    "FSDP_",
-    "PL_",
-    "SLURM_",
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "MV2_",
-    "DEEPSPEED_",
-)
-"""Variables of a distributed launch, by name and by prefix. With them the side process would wait for other processes that do not exist."""
+WANTED_VARIABLES = frozenset(
+    {
+        "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME",
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "GLIBC_TUNABLES",
+        "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_NUM_THREADS", "ATEN_CPU_CAPABILITY", "CI",
+    }
+)  # fmt: skip
+"""Variables that the side process gets: where programs, libraries and caches lie, how texts and times are written, and `CI`, where no report
+with full text is written."""
 
-INTERPRETER_VARIABLES = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT"})
-"""Variables of the interpreter. With `PYTHONINSPECT` the side process would end in a prompt, and never exit."""
+WANTED_PREFIXES = (
+    "LC_", "PYTHON", "LEAKAUDIT_",
+    "CUDA_", "NVIDIA_", "CUBLAS_", "CUDNN_", "HIP_", "HSA_", "ROCR_", "ROCM_", "MIOPEN_", "PYTORCH_",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "RAYON_",
+    "MALLOC_",
+)  # fmt: skip
+"""Beginnings of the names of variables that the side process gets: settings of Python and of libraries that compute."""
 
-LOUD_VARIABLES = frozenset(
-    {"TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "HF_DEBUG", "PYTHONVERBOSE"}
-)
-"""Variables that let libraries write what they compute into logs and folders."""
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "IDENTITY")
+"""Words in the names of credentials. `NVIDIA_API_KEY` begins as a setting does, and is none."""
 
-SECRET_ENDINGS = (
-    "_TOKEN",
-    "_KEY",
-    "_KEY_ID",
-    "_SECRET",
-    "_PASSWORD",
-    "_PASSWD",
-    "_CREDENTIALS",
-    "_TOKENS",
-    "_IDENTITY",
+INTERPRETER_VARIABLES = frozenset(
+    {"PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONBREAKPOINT", "PYTHONVERBOSE"}
 )
-"""Ends of the names of variables that hold credentials. The side process needs no credentials: it reads a folder and writes into it."""
+"""Variables of the interpreter that the side process does not get. With `PYTHONINSPECT` it would end in a prompt, and never exit;
+`PYTHONVERBOSE` fills its log."""
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -69,29 +61,23 @@ THREAD_VARIABLES = (
 )
 
 
-def clean_environment(threads: int) -> dict[str, str]:
+def clean_environment(threads: int, passed: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment of the side process.
 
-    It sets the number of threads, and contains no credentials, nothing of a distributed launch and no access to a model hub.
+    It has the variables that computing needs and those that the user names. It has no credentials, nothing of a distributed launch (the
+    side process would wait for other processes that do not exist) and no access to a model hub.
 
-    Modules are found where the trainer finds them, because a model may be built by the user's own code.
+    Args:
+        threads: of the side process.
+        passed: names of further variables (`pass_environment`).
     """
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in LEAKED_VARIABLES | INTERPRETER_VARIABLES | LOUD_VARIABLES
-        and not key.startswith(LEAKED_PREFIXES)
-        and not key.upper().endswith(SECRET_ENDINGS)
-    }
-    return environment | QUIET | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": _python_path()}
+    environment = {key: value for key, value in os.environ.items() if key in passed or _is_wanted(key)}
+    modules = json.dumps([str(Path(entry).absolute()) for entry in sys.path if isinstance(entry, str)])
+    return environment | QUIET | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {MODULES_VARIABLE: modules}
 
 
-def _python_path() -> str:
-    """Return where the side process looks for modules.
-
-    This package comes first, then the trainer's path in its order, without the interpreter's own entries.
-    """
-    interpreters = tuple({str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
-    package = str(Path(leakaudit.__file__).absolute().parent.parent)
-    own = [str(Path(entry).absolute()) for entry in sys.path if not entry.startswith(interpreters)]
-    return os.pathsep.join(dict.fromkeys([package, *own]))
+def _is_wanted(name: str) -> bool:
+    if name in WANTED_VARIABLES:
+        return True
+    secret = any(word in name.upper() for word in SECRET_WORDS)
+    return name.startswith(WANTED_PREFIXES) and name not in INTERPRETER_VARIABLES and not secret

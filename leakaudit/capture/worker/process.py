@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import leakaudit
+from leakaudit.capture.boundary import from_signal_handler
 from leakaudit.capture.notify import notify
-from leakaudit.capture.outcome import outcome
+from leakaudit.capture.outcome import outcome_lines
 from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.worker.environment import clean_environment
 from leakaudit.capture.worker.inline_attacks import InlineAttacks
@@ -22,21 +25,31 @@ from leakaudit.capture.worker.restarts import Restarts
 from leakaudit.capture.worker.wait import wait_for_attacks
 from leakaudit.exit_codes import ExitCode
 from leakaudit.files.private_files import open_to_append
-from leakaudit.storage.parent_watch import DETACH, KEY_VARIABLE, PARENT_VARIABLE, yield_processor
+from leakaudit.storage.parent_watch import (
+    DETACH,
+    FACTORIES_VARIABLE,
+    KEY_VARIABLE,
+    PARENT_VARIABLE,
+    charge_nobody,
+    yield_processor,
+)
 from leakaudit.storage.spool import DEVICE_VARIABLE, Spool
+
+MAIN = str(Path(leakaudit.__file__).absolute().with_name("__main__.py"))
+"""The file that a side process runs. `-m leakaudit` might find another leakaudit, or none."""
 
 GRACE_SECONDS = 60.0
 """Seconds that a side process may take to write its report after it was told to stop. Our choice: results, verdict and page take a few."""
 
 TERMINATED_SECONDS = 10.0
-"""Seconds that the end of the program waits for a side process that was told to stop some time before. Our choice."""
+"""Seconds that the end of the program waits for a side process that was told to stop. Our choice: clusters wait 30 s until they kill."""
 
-_detached: list[subprocess.Popen[bytes]] = []
+_left_alone: list[subprocess.Popen[bytes] | None] = []
 """Side processes that continue without us. This reference keeps Python from warning about processes that still run."""
 
 
 class SideProcess:
-    """The process `python -m leakaudit worker SPOOL`, started again if it dies.
+    """The process `leakaudit worker SPOOL`, started again if it dies.
 
     Only the training thread calls this object. It writes to the worker's standard input: first the key of the run if snapshots are
     encrypted, then `detach` if the worker shall outlive the trainer. The end of the input means that the trainer has ended.
@@ -170,42 +183,44 @@ class SideProcess:
         return f"the side process continues with them for as long as this process lives; later, {later}"
 
     def terminate(self) -> None:
-        """Ask the worker to write its results and end.
-
-        This does not wait. Training continues without an audit.
-        """
+        """Ask the worker to write its results and end; this does not wait."""
         self.given_up = self._terminated = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def stop(self) -> None:
-        """End the worker if it still runs, whatever ended the training.
-
-        The attempts that the worker has finished are on the disk.
-        """
-        atexit.unregister(self.stop)
+        """End the worker if it still runs; its finished attempts are on the disk."""
+        atexit.unregister(self.end_with_program)
         if self._process is None or os.getpid() != self._owner:
             return  # a fork of the trainer must not end the trainer's audit
         if self._terminated:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=TERMINATED_SECONDS)
+            _wait_for_results(self._process)
         if self._process.poll() is None:
+            charge_nobody(self._spool.root)
             self._process.kill()
             self._process.wait()
         close_input(self._process)
+
+    def end_with_program(self) -> None:
+        """Let the worker write results; a slow one ends itself after the program."""
+        running = self._process is not None and self._process.poll() is None and os.getpid() == self._owner
+        if not running or self._terminated:
+            self.stop()
+        else:
+            self._raise_priority()
+            self.terminate()
+            _wait_for_results(self._process)
+            _left_alone.append(self._process)
+            rest = f"; {command_to_continue(self._spool)} goes on" if self._spool.waiting() else ""
+            for line in (f"the program ends before the attacks did{rest}", *self.outcome()):
+                notify(line)
 
     def outcome(self) -> list[str]:
         """Return lines with the verdict, the place of the report, and unchecked steps.
 
         If there is no report, the line says where to look. Call this after `wait_or_detach`.
         """
-        report = self._log.with_name("report.html")
-        if self.detached:
-            return [f"report to come: {report}"]
-        if report.is_file():
-            verdict, *unchecked = outcome(report.parent) or ("no verdict",)
-            return [f"{verdict}; report: {report}", *unchecked]
-        return [f"no report: see {self._log}" if self._log.exists() else "no report yet"]
+        return outcome_lines(self._log, detached=self.detached)
 
     def _wait(self, seconds: float) -> None:
         """Wait with a countdown; if it runs out, ask the worker to write its results."""
@@ -248,9 +263,9 @@ class SideProcess:
         except OSError:
             notify(f"the side process has died; {command_to_continue(self._spool)} continues with what it left")
             return False
-        atexit.unregister(self.stop)
+        atexit.unregister(self.end_with_program)
         close_input(self._process)
-        _detached.append(self._process)
+        _left_alone.append(self._process)
         notify(f"the side process (process {self._process.pid}) continues alone; its log is {self._log}")
         self._process, self.detached = None, True
         self.given_up = True  # nothing more is started from here
@@ -265,7 +280,7 @@ class SideProcess:
         return False
 
     def _start(self) -> bool:
-        atexit.register(self.stop)
+        atexit.register(self.end_with_program)
         self._restarts.started()
         close_input(self._process)
         try:
@@ -277,6 +292,8 @@ class SideProcess:
         except BrokenPipeError:
             pass  # it died at once: the next call of `ensure` starts it again
         except OSError as error:
+            if from_signal_handler(error):
+                raise
             return self._give_up(f"no side process can be started ({error.strerror})")
         return True
 
@@ -313,15 +330,18 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
     Raises:
         OSError: the log cannot be opened, or no process can be started.
     """
-    environment = clean_environment(spool.config.threads) | {
+    from leakaudit.models.factories import vouched
+
+    environment = clean_environment(spool.config.threads, spool.config.pass_environment) | {
         PARENT_VARIABLE: str(os.getpid()),
         DEVICE_VARIABLE: trainer_device,
+        FACTORIES_VARIABLE: json.dumps(vouched()),
         KEY_VARIABLE: "1" if spool.keys and spool.keys.identity else "",
     }
     output = open_to_append(log)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "leakaudit", "worker", str(spool.root)],
+            [sys.executable, "-P", MAIN, "worker", str(spool.root)],
             stdin=subprocess.PIPE,  # the end of this input tells the worker that we have ended
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -330,3 +350,10 @@ def start_worker(spool: Spool, log: Path, trainer_device: str) -> subprocess.Pop
         )
     finally:
         os.close(output)
+
+
+def _wait_for_results(process: subprocess.Popen[bytes] | None) -> None:
+    """Wait for a worker that was told to stop."""
+    if process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(timeout=TERMINATED_SECONDS)

@@ -30,6 +30,7 @@ class _Due:
     step: str
     attack: str
     defense: str
+    slow: bool
 
 
 class Progress:
@@ -57,10 +58,15 @@ class Progress:
         The seconds are None if they cannot be estimated.
         """
         self._read()
-        waiting = [path.stem for path in self._spool.queue.pending()]
+        pending = self._spool.queue.pending()
+        waiting = [path.stem for path in pending]
         if self._battery is None:
             return f"the side process is starting, {counted(len(waiting), 'kept step')} to attack", None
         todo = self._todo(waiting, self._battery)
+        claimed = pending[0].stem if pending and pending[0].suffix == ".run" else ""
+        at_work = any(due.step == claimed and not due.slow for due in todo)
+        # The claimed snapshot first; of the others, slow attacks last.
+        todo.sort(key=lambda due: (due.slow and (at_work or due.step != claimed), due.step != claimed))
         if not todo:
             return "the last control step and the report", None
         now = todo[0]
@@ -84,10 +90,12 @@ class Progress:
     def _todo(self, waiting: Sequence[str], battery: Battery) -> list[_Due]:
         done = {(attempt.step, attempt.attack, attempt.defense) for attempt in self._finished}
         every = [
-            _Due(step, attack, defense)
+            _Due(step, attack, defense, attack in battery.slow)
             for step in waiting
+            for slow in (False, True)
             for defense in battery.defenses
             for attack in battery.attacks
+            if (attack in battery.slow) is slow
         ]
         return [due for due in every if (f"st-{due.step}", due.attack, due.defense) not in done]
 

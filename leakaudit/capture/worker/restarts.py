@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.snapshot_queue import MAX_CRASHES
@@ -27,9 +26,9 @@ class Restarts:
 
     deaths: int = 0
     """Number of workers that died. Workers that could not write (`ExitCode.ERROR`) and the first `MAX_CRASHES` deaths over each snapshot
-    are not counted."""
+    or attempt are not counted."""
     _deaths_over: dict[str, int] = field(default_factory=dict, init=False)
-    """Snapshot -> workers that died while they attacked it."""
+    """Snapshot, or snapshot with attempt -> workers that died over it."""
     _retry_at: float | None = field(default=None, init=False)
     """When a worker that could not write is started again, on the monotonic clock; None where that is not known yet."""
 
@@ -53,21 +52,19 @@ class Restarts:
             return time.monotonic() < self._retry_at
         return code in (*THROUGH_CODES, ExitCode.USAGE)
 
-    def allowed(self, code: int, snapshot: str) -> bool:
+    def allowed(self, code: int, at_work_on: str) -> bool:
         """Count the death of a worker; return whether another one may be started.
 
-        If workers died `MAX_CRASHES` times over a snapshot, the next worker sets it aside. So a few deadly snapshots do not end the audit
-        of the others.
+        If workers died `MAX_CRASHES` times over a snapshot or an attempt, the next worker leaves that out. So a few deadly snapshots or
+        attempts do not end the audit of the others.
 
         Args:
             code: its exit code.
-            snapshot: name of the snapshot that it was attacking; empty if none.
+            at_work_on: the snapshot that it was attacking, with the attempt, as `Spool.abandoned` returns it; empty if none.
         """
-        over = self._deaths_over[snapshot] = self._deaths_over.get(snapshot, 0) + 1 if snapshot else 0
+        over = self._deaths_over[at_work_on] = self._deaths_over.get(at_work_on, 0) + 1 if at_work_on else 0
         if 0 < over <= MAX_CRASHES:
-            logger.warning(
-                "the audit's side process died while it attacked snapshot %s; starting it again", Path(snapshot).stem
-            )
+            logger.warning("the audit's side process died while it attacked %s; starting it again", at_work_on)
             return True
         if code == ExitCode.ERROR:
             return True

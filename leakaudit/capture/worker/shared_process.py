@@ -74,7 +74,7 @@ class SharedSideProcess(SideProcess):
         if not self._is_my_turn():
             return True
         started = super()._start()
-        atexit.unregister(self.stop)
+        atexit.unregister(self.end_with_program)
         if self._process is not None:
             with contextlib.suppress(OSError):  # it died at once: the next call of `ensure` starts it again
                 tell(self._process, DETACH)

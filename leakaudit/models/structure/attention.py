@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leakaudit.models.structure.trace import CHUNK_BYTES, PROBE_LENGTH, Call, is_linear, probe_ids, run_until
+from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.trace import CHUNK_BYTES, PROBE_LENGTH, Call, hooked, is_linear, probe_ids, run_until
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,14 @@ def probe_attention(model: nn.Module, readers: list[Call], calls: list[Call], bl
         readers: calls of the layers that read the attention input.
         calls: all calls of the traced forward pass.
         block_calls: the calls inside the block.
+
+    Raises:
+        AnatomyError: the layers work on (T, B, D) instead of (B, T, D), as those of XLNet do.
     """
+    if any(call.made.dim() == 3 and len(call.made) == PROBE_LENGTH for call in readers):
+        raise AnatomyError(
+            f"{readers[0].name}: looked for examples in the first dimension of its output, found the tokens of one"
+        )
     start = next(index for index, call in enumerate(block_calls) if call is readers[-1])
     after = [call for call in block_calls[start + 1 :] if is_linear(call)]
     outputs = [call for call in after if all(call.module is not g.module for g in readers)]
@@ -70,7 +79,7 @@ def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: C
     entries differ by many orders of magnitude even in untrained models.
     """
     widths = [int(call.made.shape[-1]) for call in group]
-    total = sum(widths)
+    *offsets, total = accumulate(widths, initial=0)
     weights = {name: parameter.detach().double() for name, parameter in _reached_parameters(model, calls, output)}
     # Logits should change by about one: less cannot be seen in weak heads, more saturates the softmax of strong ones.
     nudge = 3.0 / max(float(torch.cat([call.made.flatten() for call in group]).std()), 1e-3)
@@ -81,15 +90,11 @@ def _responses(model: nn.Module, group: list[Call], calls: list[Call], output: C
         return None
     for start in range(0, total, chunk):
         features = torch.arange(start, min(start + chunk, total))
-        handles, offset = [], 0
-        for call, width in zip(group, widths, strict=True):
-            handles.append(call.module.register_forward_hook(_nudger(features - offset, width, nudge)))
-            offset += width
-        try:
+        with hooked(
+            call.module.register_forward_hook(_nudger(features - offset, width, nudge))
+            for call, width, offset in zip(group, widths, offsets, strict=True)
+        ):
             moved = run_until(model, probe_ids(model).expand(len(features), -1), output.module, weights=weights)
-        finally:
-            for handle in handles:
-                handle.remove()
         found.append((moved - base).abs() > 1e-9 * float(base.detach().abs().max()))
     return torch.cat(found).cpu()
 

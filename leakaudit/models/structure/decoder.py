@@ -142,11 +142,8 @@ def _check_no_attention_between(model: nn.Module, ids: Tensor, layer: Call, head
         changed[:, 1] += made.std() * torch.linspace(-1.0, 1.0, made.shape[-1], device=made.device, dtype=made.dtype)
         return changed
 
-    handle = layer.module.register_forward_hook(nudge)
-    try:
+    with layer.module.register_forward_hook(nudge):
         moved = run_until(model, ids, head.module)
-    finally:
-        handle.remove()
     rows = (moved - head.given).abs().amax(dim=(0, 2)) > 1e-6 * float(head.given.abs().max())
     if rows.tolist() != [False, True, False, False]:
         raise AnatomyError(f"{type(model).__name__}: attention follows {layer.name}, the last layer before the head")

@@ -102,13 +102,13 @@ def features_into(model: nn.Module, part: FeedForward, inputs: dict[str, Tensor]
         AnatomyError: the logits depend on several tokens of a sequence.
     """
     taken: list[Tensor] = []
-    handle = part.source.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits: Tensor = model(**inputs).logits
-            (gradient,) = torch.autograd.grad(logits.sum(), taken[-1])
-    finally:
-        handle.remove()
+    with (
+        part.source.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_())),
+        torch.enable_grad(),
+        _frozen(model),
+    ):
+        logits: Tensor = model(**inputs).logits
+        (gradient,) = torch.autograd.grad(logits.sum(), taken[-1])
     x = taken[-1].detach()
     if x.dim() == 2:
         return x
@@ -146,13 +146,13 @@ def logit_jacobian(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[
         inputs: any inputs of the model.
     """
     taken: list[Tensor] = []
-    handle = part.second.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_()))
-    try:
-        with torch.enable_grad(), _frozen(model):
-            logits = _run(model, part, x, inputs)
-            gradients = [torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)]
-    finally:
-        handle.remove()
+    with (
+        part.second.register_forward_hook(lambda _module, _args, output: taken.append(output.requires_grad_())),
+        torch.enable_grad(),
+        _frozen(model),
+    ):
+        logits = _run(model, part, x, inputs)
+        gradients = [torch.autograd.grad(z.sum(), taken[-1], retain_graph=True)[0] for z in logits.unbind(dim=1)]
     # After the part, only one token of a sequence has a gradient, so the sum over tokens is that gradient.
     return torch.stack([one if one.dim() == 2 else one.sum(dim=1) for one in gradients], dim=1).double()
 
@@ -165,11 +165,8 @@ def _run(model: nn.Module, part: FeedForward, x: Tensor, inputs: dict[str, Tenso
         given = x.to(output)
         return given if output.dim() == 2 else given[:, None].expand_as(output)
 
-    handle = part.source.register_forward_hook(replace)
-    try:
+    with part.source.register_forward_hook(replace):
         logits: Tensor = model(**plain).logits
-    finally:
-        handle.remove()
     return logits
 
 

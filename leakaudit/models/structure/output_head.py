@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import AnatomyError
+from leakaudit.models.structure.trace import inputs_of
 
 
 def find_output_head(model: nn.Module, classes: int) -> nn.Linear:
@@ -36,18 +37,13 @@ def head_outputs(model: nn.Module, head: nn.Module, inputs: Mapping[str, Tensor]
         head: its output layer.
         inputs: keyword arguments of its forward, N examples.
     """
-    taken: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, arguments: taken.append(arguments[0].detach()))
-    try:
-        with torch.no_grad():
-            logits: Tensor = model(**inputs).logits  # (N, C)
-            features = taken[-1]
-            if (
-                features.dim() == 3
-            ):  # a decoder's head runs on every token, and the model then chooses the logits of one token
-                every = head(features)  # (N, T, C)
-                picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
-                features = features[torch.arange(len(logits), device=logits.device), picked]
-    finally:
-        handle.remove()
+    with inputs_of(head) as taken, torch.no_grad():
+        logits: Tensor = model(**inputs).logits  # (N, C)
+        features = taken[-1]
+        if (
+            features.dim() == 3
+        ):  # a decoder's head runs on every token, and the model then chooses the logits of one token
+            every = head(features)  # (N, T, C)
+            picked = (every - logits[:, None]).abs().sum(dim=2).argmin(dim=1)  # (N,)
+            features = features[torch.arange(len(logits), device=logits.device), picked]
     return features, logits

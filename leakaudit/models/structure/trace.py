@@ -7,13 +7,15 @@ Letters: N sequences, T tokens, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import vocabulary_size
@@ -58,13 +60,8 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
         if given is not None and isinstance(out, Tensor):
             calls.append(Call(names[module], module, given, out, bare=out is made))
 
-    handles = [m.register_forward_hook(record, with_kwargs=True) for m in model.modules()]
-    try:
-        with evaluating(model):
-            model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(m.register_forward_hook(record, with_kwargs=True) for m in model.modules()), evaluating(model):
+        model(**inputs)
     return calls
 
 
@@ -143,13 +140,52 @@ def probed_inputs(model: nn.Module, ids: Tensor, modules: Sequence[nn.Module], *
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found[module] = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).detach()
 
-    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules[:-1]]
-    try:
+    with hooked(module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules[:-1]):
         last = run_until(model, ids, modules[-1], **more)
-    finally:
-        for handle in handles:
-            handle.remove()
     return (*(found[module] for module in modules[:-1]), last)
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks when the block ends."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.enter_context(handle)
+        yield
+
+
+@contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the inputs of a module while the block runs."""
+    taken: list[Tensor] = []
+    with module.register_forward_pre_hook(lambda _, given: taken.append(given[0])):
+        yield taken
+
+
+class Watched(NamedTuple):
+    """What modules read and returned in their last call, by module name."""
+
+    given: dict[str, Tensor]
+    """First argument."""
+    made: dict[str, Tensor]
+    """Output, with a gradient."""
+
+
+@contextmanager
+def watched(model: nn.Module, names: Iterable[str]) -> Iterator[Watched]:
+    """Record inputs and outputs of modules while the block runs.
+
+    An output that no gradient reaches, because all parameters up to it are frozen, becomes a leaf with one.
+    """
+    found = Watched({}, {})
+
+    def keep(name: str, _module: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        found.given[name] = args[0]
+        found.made[name] = made if made.requires_grad else made.detach().requires_grad_()
+        return found.made[name]
+
+    with hooked(model.get_submodule(name).register_forward_hook(partial(keep, name)) for name in names):
+        yield found
 
 
 class _ReachedError(Exception):

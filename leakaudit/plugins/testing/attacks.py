@@ -143,7 +143,7 @@ def _keeps_to_its_budget(attack: Any, what: str, make: Callable[[], Observation]
 
 
 def _guesses_what_its_goal_says(attack: Any, what: str, make: Callable[[], Observation]) -> None:
-    """Check the field that the goal names, the token ids and the confidences."""
+    """Check the field that the goal names, the token ids and the scores."""
     seen = make()
     guess = attack(seen, _rng(0), ticking(15))
     field = FIELDS[attack.goal]
@@ -153,8 +153,8 @@ def _guesses_what_its_goal_says(attack: Any, what: str, make: Callable[[], Obser
     size = seen.facts.vocabulary.size
     outside = sorted(token for token in ids if not 0 <= token < size)
     promise(not outside, attack, f"token ids are at least 0 and below {size}, on {what}", outside)
-    unsure = [s.confidence for s in guess.sequences or () if not 0 <= s.confidence <= 1]
-    promise(not unsure, attack, f"a confidence is from 0 to 1, on {what}", unsure)
+    unsure = [s.own_score for s in guess.sequences or () if not 0 <= s.own_score <= 1]
+    promise(not unsure, attack, f"an own score is from 0 to 1, on {what}", unsure)
 
 
 def _leaves_no_trace_when_asked_about_its_reach(attack: Any, what: str, make: Callable[[], Observation]) -> None:

@@ -22,16 +22,6 @@ modules of `algorithms.span`. From another reader it may use public functions on
 - `noisy`: any update in which no input lies exactly in the span.
 """
 
-__all__ = [
-    "adam_adapters",
-    "adaptive_steps",
-    "bag_of_words",
-    "decoder",
-    "dropout",
-    "early_dropout",
-    "encoder",
-    "first_adam_step",
-    "local_steps",
-    "lora",
-    "noisy",
-]
+from pkgutil import iter_modules
+
+__all__ = [found.name for found in iter_modules(__path__)]

@@ -130,7 +130,7 @@ def _by_prefixes(problem: SpanProblem, words: BatchWords) -> Reconstruction | No
         return None
     return Reconstruction(
         sequences=proof.sequences,
-        tokens=None if all(sequence.proved for sequence in proof.sequences) else words.certain,
+        tokens=None if proof.complete else words.certain,
         diagnostics={"words": float(len(words.certain)), "cosine": ends.cosine} | proof.diagnostics,
         reach=_reach(problem, words),
     )
@@ -203,8 +203,8 @@ def _sentences(search: SentenceSearch) -> list[Found]:
 
 def _proved(problem: SpanProblem, sentences: Sequence[tuple[int, ...]]) -> bool:
     """Return whether the step of these sentences is the observed one."""
-    guess = [GuessedSequence(tokens, confidence=0.5) for tokens in sentences]
-    return all(sequence.proved for sequence in prove(problem.seen, guess, problem.budget).sequences)
+    guess = [GuessedSequence(tokens, own_score=0.5) for tokens in sentences]
+    return prove(problem.seen, guess, problem.budget).complete
 
 
 def _reconstruction(problem: SpanProblem, words: BatchWords, found: list[Found]) -> Reconstruction:
@@ -213,11 +213,11 @@ def _reconstruction(problem: SpanProblem, words: BatchWords, found: list[Found])
     if not found:
         return Reconstruction(tokens=words.certain, diagnostics=diagnostics, reach=reach)
     cosine = found[-1].cosine
-    guess = [GuessedSequence(each.tokens, confidence=max(0.0, min(cosine, 0.99))) for each in found]
+    guess = [GuessedSequence(each.tokens, own_score=max(0.0, min(cosine, 0.99))) for each in found]
     proof = prove(problem.seen, guess, problem.budget)
     return Reconstruction(
         sequences=proof.sequences,
-        tokens=None if all(sequence.proved for sequence in proof.sequences) else words.certain,
+        tokens=None if proof.complete else words.certain,
         diagnostics=diagnostics | {"cosine": cosine} | proof.diagnostics,
         reach=reach,
     )

@@ -8,7 +8,7 @@ its later inputs depend on the whole sequence at once.
 from __future__ import annotations
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from leakaudit.algorithms.above_noise import standing_out
@@ -114,6 +114,6 @@ def _stands_out(outside: Tensor, rank: int, dimension: int) -> Tensor:
         dimension: D.
     """
     inside = (1 - outside.double()).clamp_min(0.0)
-    chance = stats.beta(rank / 2, max(1, dimension - rank) / 2)
-    statistic = inside / inside.median().clamp_min(1e-300) * float(chance.median())
-    return standing_out(statistic, lambda tail: float(chance.isf(tail)), FALSE_WORDS)
+    shape = (rank / 2, max(1, dimension - rank) / 2)  # of the beta distribution of such a share by chance
+    statistic = inside / inside.median().clamp_min(1e-300) * float(special.betaincinv(*shape, 0.5))
+    return standing_out(statistic, lambda tail: float(special.betainccinv(*shape, tail)), FALSE_WORDS)

@@ -320,12 +320,12 @@ def _sequences(problem: SpanProblem, forest: Forest, diagnostics: dict[str, floa
     paths = [forest.path(node) for node in forest.leaves()]
     ends: Sequence[Ending] | None = endings(problem.seen, forest.tokens, forest.parents, problem.budget)
     if not ends:
-        guess = [GuessedSequence(path, confidence=0.5) for path in paths]
+        guess = [GuessedSequence(path, own_score=0.5) for path in paths]
         diagnostics["ends"] = 0.0
     else:
         guess = [
             GuessedSequence(
-                forest.path(end.node) + (() if end.last_token is None else (end.last_token,)), confidence=end.confidence
+                forest.path(end.node) + (() if end.last_token is None else (end.last_token,)), own_score=end.own_score
             )
             for end in ends
             for _ in range(end.count)

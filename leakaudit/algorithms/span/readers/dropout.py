@@ -13,7 +13,7 @@ import torch
 
 from leakaudit.algorithms.span.attention_evidence import Group
 from leakaudit.algorithms.span.candidates import Candidates, Scan, blocks, join
-from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
+from leakaudit.algorithms.span.grouping import group_inputs, own_score_of
 from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, Masked, MaskSearch
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.reachability import dropout_reach
@@ -53,7 +53,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
     guess = [
         GuessedSequence(
             filler.fill({int(masked.positions[i]): int(masked.tokens[i]) for i in group.members}),
-            confidence=confidence_of(group),
+            own_score=own_score_of(group),
         )
         for group in groups
     ]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.algorithms.span.candidates import Candidates, blocks, join
-from leakaudit.algorithms.span.grouping import confidence_of, group_inputs
+from leakaudit.algorithms.span.grouping import group_inputs, own_score_of
 from leakaudit.algorithms.span.last_tokens import likely_last_tokens
 from leakaudit.algorithms.span.mask_regression import SEARCH_SHARE, find_masked
 from leakaudit.algorithms.span.problem import SpanProblem
@@ -68,7 +68,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         return None
     positions, inputs = masked.positions, norm.apply(masked.vectors)
     guess = [
-        GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), confidence=confidence_of(group))
+        GuessedSequence(tuple(masked.tokens[list(group.members)].tolist()), own_score=own_score_of(group))
         for group in group_inputs(problem, positions, inputs)
     ]
     return Reconstruction(_with_last_tokens(problem, guess), diagnostics=diagnostics)
@@ -80,7 +80,7 @@ def _with_last_tokens(problem: SpanProblem, guess: Sequence[GuessedSequence]) ->
     if last is None:
         return tuple(guess)
     return tuple(
-        replace(sequence, token_ids=(*sequence.token_ids, token), confidence=sequence.confidence * sure)
+        replace(sequence, token_ids=(*sequence.token_ids, token), own_score=sequence.own_score * sure)
         for sequence, (token, sure) in zip(guess, last, strict=True)
     )
 

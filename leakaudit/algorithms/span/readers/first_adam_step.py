@@ -54,7 +54,7 @@ REFINING = 0.5
 """Share of the remaining budget for exchanges of words. Our choice."""
 
 ARRANGED = 0.9
-"""Confidence in a text that explains the update and is not proved. Our choice."""
+"""Own score of a text that explains the update and is not proved. Our choice."""
 
 
 def fits(problem: SpanProblem) -> bool:
@@ -166,7 +166,7 @@ def _one_text(problem: SpanProblem, step: AdamStep, rows: Tensor, tokens: Tensor
     """Return one text of these words; None if they form no single text."""
     orders = [arranged(problem.stage, tokens, rows, length), _order_of_rows(problem, step, tokens, length)]
     tried = [
-        prove(problem.seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
+        prove(problem.seen, [GuessedSequence(tuple(order), own_score=ARRANGED)], problem.budget)
         for order in orders
         if order is not None
     ]

@@ -41,7 +41,7 @@ MORE_POSITIONS = 12
 Our choice: words repeat."""
 
 ARRANGED = 0.9
-"""Confidence in a text that explains the update and is not proved. Our choice."""
+"""Own score of a text that explains the update and is not proved. Our choice."""
 
 INSIDE = 1.5
 """Largest distance, in units of the expected error, at which a pair is in the span.
@@ -113,7 +113,7 @@ def read(problem: SpanProblem) -> Reconstruction | None:
         return Reconstruction(tokens=tuple(words.tokens.tolist()), diagnostics=diagnostics)
     order = words.order() or _arranged(problem, words, rows)
     if order is not None:
-        alone = prove(seen, [GuessedSequence(tuple(order), confidence=ARRANGED)], problem.budget)
+        alone = prove(seen, [GuessedSequence(tuple(order), own_score=ARRANGED)], problem.budget)
         reach = bag_of_words_reach(words.tokens.tolist())
         return Reconstruction(
             alone.sequences, label_counts=alone.label_counts, diagnostics=diagnostics | alone.diagnostics, reach=reach

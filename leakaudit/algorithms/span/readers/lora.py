@@ -63,7 +63,7 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
 
 
 LIKELY, UNLIKELY = 0.95, 0.3
-"""Confidence in a sentence whose weights agree while the rest of the batch is not known, and in one whose weights do not. Our choice."""
+"""Own score of a sentence whose weights agree while the rest of the batch is not known, and in one whose weights do not. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _sentence_or_words(problem: SpanProblem, pairs: Candidates, rank: int) -> Re
     low-rank image of them.
     """
     found = read_pairs(problem, pairs, rank)
-    if found is None or [sequence.confidence for sequence in found.sequences or ()] == [1.0]:
+    if found is None or [sequence.own_score for sequence in found.sequences or ()] == [1.0]:
         return found
     named = sorted(set(pairs.tokens[pairs.distance < FARTHEST_INSIDE].tolist()))
     return _several(problem, torch.tensor(named, device=problem.stage.device), {"words": float(len(named))})
@@ -132,13 +132,12 @@ def _several(problem: SpanProblem, words: Tensor, diagnostics: dict[str, float])
     search = encoder_sentences(problem, words, positions) if len(words) else None
     if search is None or not search.found:
         return Reconstruction(tokens=named, diagnostics=diagnostics, reach=reach)
-    right = [GuessedSequence(sentence, confidence=LIKELY) for sentence in search.found]
-    drafts = [GuessedSequence(sentence, confidence=UNLIKELY) for sentence in search.drafts]
+    right = [GuessedSequence(sentence, own_score=LIKELY) for sentence in search.found]
+    drafts = [GuessedSequence(sentence, own_score=UNLIKELY) for sentence in search.drafts]
     proof = prove(problem.seen, right, problem.budget) if search.complete else Proof(tuple(right + drafts))
-    all_proved = all(sequence.proved for sequence in proof.sequences)
     return Reconstruction(
         sequences=proof.sequences,
-        tokens=None if all_proved else named,
+        tokens=None if proof.complete else named,
         label_counts=proof.label_counts,
         stop="budget" if problem.budget.exhausted() else "done",
         diagnostics=diagnostics | {"sentences_that_agree": float(len(right))} | proof.diagnostics,
@@ -155,10 +154,9 @@ def _read_prefixes(problem: SpanProblem, parts: AdapterSentences, rows: Tensor) 
         return None
     proof = proved(problem, ends)
     named = words.tokens.tolist()
-    all_proved = all(sequence.proved for sequence in proof.sequences)
     return Reconstruction(
         sequences=proof.sequences,
-        tokens=None if all_proved else tuple(named),
+        tokens=None if proof.complete else tuple(named),
         label_counts=proof.label_counts,
         diagnostics={"words": float(len(named)), "rows": float(len(rows)), "cosine": ends.cosine} | proof.diagnostics,
         reach=prefixes_of_words(named, problem.stage.vocabulary)
@@ -185,7 +183,7 @@ def _read_words(problem: SpanProblem, rows: Tensor) -> Reconstruction | None:
     order = None if problem.stage.position_free else words.order()
     if order is None:
         return _several(problem, words.tokens, diagnostics)
-    proved = prove(problem.seen, [GuessedSequence(tuple(order), confidence=1.0)], problem.budget)
+    proved = prove(problem.seen, [GuessedSequence(tuple(order), own_score=1.0)], problem.budget)
     reach = bag_of_words_reach(words.tokens.tolist())
     diagnostics |= proved.diagnostics
     return Reconstruction(

@@ -7,7 +7,7 @@ This is the effect of noise, rounding, pruning and updates of signs. Each step h
 3. `length_selection`: first sentences, at the best lengths.
 4. `hypothesis_search`: each sentence is simulated, and changed (`sentence_moves`) as long as changes explain more of
    the update.
-5. `explained_signal`: the confidence is the share of the signal that the best sentence explains, times the probability
+5. `explained_signal`: the own score is the share of the signal that the best sentence explains, times the probability
    that it beats the next best one.
 
 Nothing is tested against a threshold, so nothing is proved. One sentence is returned, whatever the batch size.
@@ -39,8 +39,8 @@ from leakaudit.algorithms.span.subspace import soft_span_of
 from leakaudit.algorithms.span.word_scores import WordScores
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
-MOST_CONFIDENT = 0.99
-"""Confidence of a sentence that explains everything.
+HIGHEST = 0.99
+"""Own score of a sentence that explains everything.
 Our choice: 1 is kept for proofs."""
 
 MOST_SIMULATED = 400
@@ -58,7 +58,7 @@ def fits(problem: SpanProblem) -> bool:  # noqa: ARG001  every reader takes the 
 
 
 def read(problem: SpanProblem) -> Reconstruction:
-    """Return the best sentence found, with a confidence.
+    """Return the best sentence found, with its score.
 
     If the budget ends, it is the best sentence so far.
     """
@@ -71,7 +71,7 @@ def read(problem: SpanProblem) -> Reconstruction:
     scores = WordScores.of(problem, span)
     starts = LengthSelection(problem, scores, signal).starts()
     if not simulates or not signal.compared:
-        guess = GuessedSequence(starts[0].token_ids, confidence=0.0)
+        guess = GuessedSequence(starts[0].token_ids, own_score=0.0)
         found = {"positions": float(len(guess.token_ids))}
     else:
         guess, found = _searched(problem, scores, signal, starts)
@@ -96,7 +96,7 @@ def _searched(
         "explained": explained,
         "margin": margin,
     }
-    return GuessedSequence(final.best.token_ids, confidence=MOST_CONFIDENT * explained * beats_next), found
+    return GuessedSequence(final.best.token_ids, own_score=HIGHEST * explained * beats_next), found
 
 
 def _best_of(

@@ -1,0 +1,73 @@
+"""Comparability keys: what must agree before two audits are compared.
+
+A key is a short text without private content. Its name says what it is about, so that a report can say what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leakaudit.gate.policy import Policy
+from leakaudit.results.schema import Results
+
+NAMES: Mapping[str, str] = {
+    "model": "the model's architecture",
+    "data": "the data set",
+    "attacks": "the attacks, their options or the version of leakaudit",
+    "granted": "what the attacker is granted",
+    "defenses": "the defences",
+    "shipped": "what the run ships",
+    "batch": "the shape of a batch",
+    "update": "what the client sends",
+    "budget": "the time limit of an attempt",
+    "hardware": "the device",
+    "policy": "the policy",
+}
+"""Key -> what it is about, in words."""
+
+_SHORT = 12
+"""Digits of a digest that a key shows, as elsewhere in reports."""
+
+
+def keys_of(results: Results, policy: Policy, data: str = "") -> dict[str, str]:
+    """Return the comparability keys of an audit.
+
+    Args:
+        results: the audit.
+        policy: the policy that judges it.
+        data: name of the data set, or a mark of it; empty if unknown.
+    """
+    run, regime, subject = results.run, results.regime, results.subject
+    shipped = sorted({step.shipped_defense for step in results.steps if step.n_sequences})
+    return {
+        "model": f"{subject.model} {_short(subject.config_digest)}",
+        "data": data,
+        "attacks": f"{', '.join(run.battery.attacks)}; leakaudit {run.tool}",
+        "granted": ", ".join(results.threat_model.granted) + f"; {results.threat_model.adversary}",
+        "defenses": ", ".join(run.battery.defenses),
+        "shipped": ", ".join(shipped),
+        "batch": f"{regime.batch_size} texts, {'training' if regime.training_mode else 'eval'} mode, dropout {regime.dropout:g}, {regime.dtype}",
+        "update": f"{regime.update}; trained: {regime.trainable}; accumulation {regime.accumulation}",
+        "budget": f"{run.battery.budget_s:g} s",
+        "hardware": run.environment.get("device", ""),
+        "policy": _short(policy.digest),
+    }
+
+
+def changed(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return the names of the keys that differ, in the order of `NAMES`.
+
+    A key that only one of the two has differs.
+    """
+    known = [name for name in NAMES if base.get(name, "") != new.get(name, "")]
+    return known + sorted(name for name in (base.keys() | new.keys()) - NAMES.keys() if base.get(name) != new.get(name))
+
+
+def in_words(names: list[str]) -> str:
+    """Return keys as a reader knows them, such as "the data set and the policy"."""
+    words = [NAMES.get(name, name) for name in names]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:_SHORT]
