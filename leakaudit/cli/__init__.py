@@ -14,6 +14,7 @@ from __future__ import annotations
 import click
 
 from leakaudit.cli import catalogue, doctor, prior, report, run, simulate, snapshots
+from leakaudit.cli.nights import command as nights
 
 __all__ = ["main"]
 
@@ -26,6 +27,7 @@ def main() -> None:
 
 for command in (
     simulate.simulate,
+    nights.nightly,
     run.worker,
     run.run,
     report.report,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -131,11 +131,12 @@ def _positive_control() -> Check:
     from leakaudit.client.recipe import StepRecipe
     from leakaudit.client.step import ClientStep
     from leakaudit.client.truth import Truth
+    from leakaudit.models.tiny_encoder import tiny_encoder
     from leakaudit.plugins.budget import Budget
 
     start = time.perf_counter()
     try:
-        model, tokenizer = _tiny_encoder(CANARIES)
+        model, tokenizer = tiny_encoder(CANARIES)
         truth = Truth((make_batch(tokenizer, [CANARIES[0]], [1], "classification", 64),))
         facts = public_facts(model, tokenizer, task="classification", training=False)
         seen = ClientStep(model, truth, StepRecipe(training=False), facts).observe()
@@ -149,40 +150,6 @@ def _positive_control() -> Check:
     return Check(
         "fail", f"positive control: span did not recover the canary sentence ({seconds:.1f} s); the audit is blind"
     )
-
-
-def _tiny_encoder(texts: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return an untrained two-layer encoder and a word-level tokenizer.
-
-    Both are made in memory.
-    """
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in texts for word in text.split()})]
-    vocabulary = {word: index for index, word in enumerate(words)}
-    plain = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    plain.pre_tokenizer = Whitespace()
-    plain.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=64,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = BertForSequenceClassification._from_config(config, attn_implementation="eager")
-    return model.eval(), tokenizer
 
 
 @click.command(short_help="Check this machine and a configuration.")

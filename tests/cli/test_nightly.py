@@ -1,0 +1,375 @@
+"""`leakaudit nightly`: one night from its lock to its record."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from leakaudit.cli import main
+from leakaudit.cli.nights.starter import starter
+from leakaudit.config.nightly import load_nightly
+from leakaudit.history.nights import History
+
+FIRST, SECOND = "2026-11-01", "2026-11-02"
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the starter's configuration and its example."""
+    folder = tmp_path_factory.mktemp("starter")
+    done = CliRunner().invoke(main, ["nightly", "init", "--out", str(folder / "nightly.yaml")])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def place(example: Path, tmp_path: Path) -> Path:
+    """Return a folder with a short night's configuration."""
+    shutil.copytree(example, tmp_path, dirs_exist_ok=True)
+    configure(tmp_path)
+    return tmp_path
+
+
+def configure(place: Path, **extra: Any) -> None:
+    """Write the configuration of a short night, with other keys."""
+    source = {"model": "leakaudit-example/model", "data": "leakaudit-example/data.jsonl", "steps": STEPS}
+    fields: dict[str, Any] = {
+        "schema": "leakaudit.nightly/1",
+        "simulate": source,
+        "attacks": ["span", "idlg"],
+        "controls": 1,
+        "stop_when_decided": False,
+    }
+    (place / "nightly.yaml").write_text(yaml.safe_dump(fields | extra), encoding="utf-8")
+
+
+def night(place: Path, at: str = FIRST, *more: str) -> Result:
+    """Run one night in this process."""
+    return CliRunner().invoke(main, ["nightly", "--config", str(place / "nightly.yaml"), "--at", at, *more])
+
+
+def history(place: Path) -> History:
+    """Read the history of a folder."""
+    return History.load(place / "leakaudit-nights/history")
+
+
+def folder_of(place: Path, at: str = FIRST) -> Path:
+    """Return the folder of a night."""
+    return place / f"leakaudit-nights/nights/{at}T0000Z"
+
+
+def test_the_starter_names_every_key_and_runs_as_it_stands(example: Path) -> None:
+    """Uncommented, each of its keys has the default that it names."""
+    assert load_nightly(example / "nightly.yaml").simulate is not None
+    lines = starter({"model": "m", "data": "d"}).splitlines()
+    keys = [line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2:3].islower() and ":" in line]
+    given = yaml.safe_load("\n".join(line for line in keys if not line.startswith(("snapshots", "training"))))
+    assert {"attacks", "budget", "keep", "notify_command", "stop_when_decided"} <= given.keys()
+
+
+def test_a_commented_section_of_the_starter_is_yaml_without_its_marks() -> None:
+    """Who removes one mark from each line of a section has the section."""
+    lines = starter({"model": "m", "data": "d"}).splitlines()
+    start = lines.index("# training:")
+    end = lines.index("", start)
+    section = yaml.safe_load("\n".join(line[2:] for line in lines[start:end]))
+    assert section == {"training": {"command": ["python", "train.py"]}}
+
+
+def test_the_starter_overwrites_nothing(example: Path) -> None:
+    """A configuration that exists stays as it is."""
+    before = (example / "nightly.yaml").read_bytes()
+    again = CliRunner().invoke(main, ["nightly", "init", "--out", str(example / "nightly.yaml")])
+    assert again.exit_code == 2
+    assert "exists and was not changed" in again.output
+    assert (example / "nightly.yaml").read_bytes() == before
+
+
+def test_a_night_is_audited_judged_reported_and_recorded(place: Path) -> None:
+    """Its exit code is the verdict's, and stdout has one line."""
+    done = night(place)
+    (record,) = history(place).records
+    assert (done.exit_code, record.exit_code, record.verdict) == (3, 3, "FAIL")
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.startswith("2026-11-01T0000Z FAIL: exact_sentence 3/3")
+    assert (record.steps, record.planned, len(set(record.units))) == (STEPS, STEPS, STEPS)
+    names = {path.name for path in folder_of(place).iterdir()}
+    assert {"results.json", "verdict.json", "report.html", "trend.json"} <= names
+
+
+def test_a_second_start_repeats_nothing(place: Path) -> None:
+    """The night is complete; the line and the exit code are the same."""
+    first = night(place)
+    written = {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")}
+    second = night(place)
+    assert (second.exit_code, second.stdout) == (first.exit_code, first.stdout)
+    assert {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")} == written
+    assert "is complete" in second.stderr
+
+
+def test_two_nights_have_other_steps_and_one_sequence(place: Path) -> None:
+    """The seed of a night is its own, so both nights are evidence."""
+    night(place)
+    night(place, SECOND)
+    one, two = history(place).records
+    assert not set(one.units) & set(two.units)
+    assert two.repeated == 0
+    assert two.rates[0].so_far == (2 * STEPS, 2 * STEPS)
+    assert two.since_last.startswith("exact_sentence: no difference shown")
+
+
+def test_nights_that_repeat_the_same_steps_add_no_evidence(place: Path) -> None:
+    """A fixed seed and unchanged weights give the same updates."""
+    fixed = {"model": "leakaudit-example/model", "data": "leakaudit-example/data.jsonl", "steps": STEPS, "seed": 4}
+    configure(place, simulate=fixed)
+    night(place)
+    night(place, SECOND)
+    two = history(place).records[1]
+    assert two.repeated == STEPS
+    assert two.rates[0].so_far == (STEPS, STEPS)
+
+
+def test_a_night_ends_when_its_policy_is_decided_and_says_what_it_saved(place: Path) -> None:
+    """One leak fails the built-in policy for certain."""
+    configure(place, stop_when_decided=True)
+    night(place)
+    (record,) = history(place).records
+    assert (record.steps, record.planned) == (1, STEPS)
+    assert record.saved == "2 steps left out: the policy was decided (FAIL)."
+
+
+def test_a_night_whose_steps_cannot_be_made_is_a_gap(place: Path) -> None:
+    """The reason has no path, a later start still gives results."""
+    data = place / "leakaudit-example/data.jsonl"
+    data.rename(place / "elsewhere")
+    failed = night(place)
+    (gap,) = history(place).records
+    assert (failed.exit_code, gap.status, gap.exit_code) == (5, "gap", 5)
+    assert gap.reason == "the steps could not be made: DataError"
+    assert "no such file" in failed.stderr
+    (place / "elsewhere").rename(data)
+    assert night(place).exit_code == 3
+    assert [record.status for record in history(place).records] == ["audited"]
+    assert (place / "leakaudit-nights/history/2026-11-01T0000Z.gap1.json").exists()
+
+
+def test_an_unfinished_night_is_a_gap_for_the_next_one(place: Path) -> None:
+    """It never counts as a night."""
+    folder_of(place).mkdir(parents=True)
+    assert night(place, SECOND).exit_code == 3
+    one, two = history(place).records
+    assert (one.status, two.status) == ("gap", "audited")
+    assert "stopped before its end" in one.reason
+
+
+def test_a_clock_that_went_back_changes_nothing(place: Path) -> None:
+    """The message names the last night and what to do."""
+    night(place, SECOND)
+    before = sorted(path.name for path in (place / "leakaudit-nights").rglob("*"))
+    back = night(place, FIRST)
+    assert back.exit_code == 5
+    assert "has the clock gone back" in back.stderr
+    assert sorted(path.name for path in (place / "leakaudit-nights").rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [
+        ("2026-11-02T00:30+01:00", "2026-11-01T0000Z"),  # a time zone
+        ("2026-10-25T02:30+02:00", "2026-10-25T0000Z"),  # twice on the day when summer time ends
+        ("2026-10-25T02:30+01:00", "2026-10-25T0000Z"),
+        ("2026-11-01", "2026-11-01T0000Z"),
+    ],
+)
+def test_the_name_of_a_night_does_not_depend_on_the_zone(at: str, name: str) -> None:
+    """Nights are counted in UTC, which has no summer time."""
+    from datetime import UTC, datetime, timedelta
+
+    from leakaudit.cli.nights.night import period_of
+
+    moment = datetime.fromisoformat(at)
+    assert period_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC), timedelta(days=1)) == name
+
+
+def test_an_unreadable_record_of_another_night_is_named_and_stays(place: Path) -> None:
+    """The night runs; nothing of the record is lost."""
+    night(place)
+    record = place / "leakaudit-nights/history/2026-11-01T0000Z.json"
+    record.write_text("{", encoding="utf-8")
+    assert night(place, SECOND).exit_code == 3
+    assert record.read_text(encoding="utf-8") == "{"
+
+
+def test_a_record_of_this_night_by_a_newer_version_is_refused(place: Path) -> None:
+    """Nobody can know what it says."""
+    night(place)
+    record = place / "leakaudit-nights/history/2026-11-01T0000Z.json"
+    newer = json.loads(record.read_text(encoding="utf-8")) | {"schema": "leakaudit.night/2.0"}
+    record.write_text(json.dumps(newer), encoding="utf-8")
+    refused = night(place)
+    assert refused.exit_code == 5
+    assert "a newer leakaudit wrote it" in refused.stderr
+    assert json.loads(record.read_text(encoding="utf-8")) == newer
+
+
+def test_a_full_disk_loses_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record cannot be written; the same command records the audit when there is room."""
+    from leakaudit.history import nights
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nights, "write_atomic", full)
+        failed = night(place)
+    assert failed.exit_code == 5
+    assert "No space left on device" in failed.stderr
+    assert not history(place).records
+    results = (folder_of(place) / "results.json").read_bytes()
+    assert night(place).exit_code == 3
+    assert (folder_of(place) / "results.json").read_bytes() == results
+    assert [record.status for record in history(place).records] == ["audited"]
+
+
+def test_old_nights_are_removed_and_their_records_stay(place: Path) -> None:
+    """Retention is in the configuration."""
+    configure(place, keep="1d")
+    night(place)
+    night(place, "2026-11-03")
+    assert not folder_of(place).exists()
+    assert [record.night for record in history(place).records] == ["2026-11-01T0000Z", "2026-11-03T0000Z"]
+
+
+def test_the_command_of_the_user_gets_the_night(place: Path) -> None:
+    """On its standard input, as one JSON document without marks of steps."""
+    told = place / "told.json"
+    program = f"import pathlib, sys; pathlib.Path({str(told)!r}).write_text(sys.stdin.read())"
+    configure(place, notify_command=[sys.executable, "-c", program])
+    night(place)
+    document = json.loads(told.read_text(encoding="utf-8"))
+    assert (document["verdict"], document["exit_code"]) == ("FAIL", 3)
+    assert "units" not in document
+
+
+@pytest.mark.parametrize("command", [["/nowhere/at-all"], [sys.executable, "-c", "raise SystemExit(9)"]])
+def test_a_command_that_fails_changes_no_verdict(place: Path, command: list[str]) -> None:
+    """The night says so."""
+    configure(place, notify_command=command)
+    done = night(place)
+    assert done.exit_code == 3
+    assert "notify_command" in done.stderr
+
+
+def test_a_night_worse_than_the_baseline_fails(place: Path) -> None:
+    """Although its own policy decides nothing: no step of the baseline leaked."""
+    from leakaudit.gate.evaluate import evaluate
+    from leakaudit.gate.policy import load_policy
+    from leakaudit.history.baseline import baseline_of, save
+    from leakaudit.history.rates import rates_of
+    from leakaudit.plugins.names import registered_names
+    from leakaudit.results.files import load_results
+
+    policy = place / "policy.yaml"
+    rules = [
+        {"id": "shown", "event": "exact_sentence", "max_rate": 0.05, "level": "warn"},
+        {"id": "open", "event": "exact_sentence", "max_rate": 0.05, "scope": {"attack": ["embedding-rows"]}},
+    ]
+    policy.write_text(
+        yaml.safe_dump({"schema": "leakaudit.policy/1", "name": "test", "rules": rules}), encoding="utf-8"
+    )
+    source = {"model": "leakaudit-example/model", "data": "leakaudit-example/data.jsonl", "steps": 8}
+    configure(place, policy="policy.yaml", simulate=source)
+    first = night(place)
+    assert first.exit_code == 4, first.output
+    results = load_results(folder_of(place))
+    own = load_policy(policy, registered_names())
+    from datetime import UTC, datetime
+
+    saved = baseline_of(results, own, evaluate(results, own, now=datetime.now(UTC)))
+    keys = history(place).records[0].keys
+    clean = tuple(
+        rate.model_copy(update={"k": 0, "fresh_k": 0, "n": 200, "fresh_n": 200}) for rate in rates_of(results, own)
+    )
+    save(saved.model_copy(update={"keys": keys, "rates": clean}), place / "leakaudit.baseline.json")
+    done = night(place, SECOND)
+    two = history(place).records[1]
+    assert (done.exit_code, two.worse, two.baseline) == (3, True, saved.run)
+    assert "worse than the baseline" in done.stdout
+
+
+def _process(place: Path, at: str = FIRST) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "leakaudit", "nightly", "--config", str(place / "nightly.yaml"), "--at", at]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_night_goes_on_and_every_unit_counts_once(place: Path) -> None:
+    """SIGKILL leaves the finished attempts; the next start runs the rest."""
+    journal = folder_of(place) / "journal.jsonl"
+    process = _process(place)
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 2):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not history(place).records
+    done = night(place)
+    assert done.exit_code == 3
+    assert "it goes on" in done.stderr
+    (record,) = history(place).records
+    assert (record.steps, len(set(record.units))) == (STEPS, STEPS)
+    whole = place / "whole"
+    whole.mkdir()
+    shutil.copytree(place / "leakaudit-example", whole / "leakaudit-example")
+    configure(whole)
+    shutil.copytree(
+        place / "leakaudit-nights/history",
+        whole / "leakaudit-nights/history",
+        ignore=lambda *_: ["2026-11-01T0000Z.json"],
+    )
+    night(whole)
+    assert _compared(folder_of(place)) == _compared(folder_of(whole))
+
+
+OF_ONE_RUN = {"hmac", "snapshot", "wall_s", "seconds_per_step", "gpu_s", "overhead", "run", "digest"}
+"""Keys of results that differ between two runs of the same steps: marks under the key of the run, times, ids."""
+
+
+def _compared(folder: Path) -> Any:
+    """Return the results of a night without what only this run has."""
+    return _without(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(item) for key, item in value.items() if key not in OF_ONE_RUN}
+    return [_without(item) for item in value] if isinstance(value, list) else value
+
+
+def test_two_at_once_are_one_night(place: Path) -> None:
+    """The second start ends with a message and its own exit code."""
+    from leakaudit.storage.locks import lock_folder
+
+    (place / "leakaudit-nights").mkdir()
+    held = lock_folder(place / "leakaudit-nights")
+    try:
+        second = night(place)
+    finally:
+        os.close(held)
+    assert second.exit_code == 7
+    assert "another process runs a night there" in second.stderr
+    assert not history(place).records
