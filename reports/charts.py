@@ -310,12 +310,15 @@ def draw(spec: dict[str, Any], title: str, description: str = "") -> Markup:
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     }
-    whole = spec | {
-        "$schema": SCHEMA,
-        "background": "transparent",
-        "padding": 4,
-        "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
-    }
+    whole = (
+        {"padding": 4}
+        | spec
+        | {
+            "$schema": SCHEMA,
+            "background": "transparent",
+            "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
+        }
+    )
     drawn = vl_convert.vegalite_to_svg(whole)
     drawn = re.sub(r' (?:pointer-events|aria-[a-z]+|role|class|xmlns:xlink)="[^"]*"', "", drawn)
     drawn = re.sub(r"<path d=\"(?:M0,0h0v0h0Z)?\"[^>]*/>", "", drawn)  # frames that draw nothing

@@ -46,7 +46,10 @@ def nights_of(saved: SavedTrend, run: str) -> Nights | None:
 
 
 def _allowed(point: Point) -> Point:
-    """Return a point with its public fields; what changed with a key may name the data, so it is left out."""
+    """Return a point with its public fields.
+
+    The sentence on a change of keys may name the data, so it is left out.
+    """
     if point.record is None:
         return point
     since = "" if point.breaks else without_paths(point.record.since_last)

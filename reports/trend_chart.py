@@ -25,12 +25,14 @@ LOOKS: dict[State, dict[str, Any]] = {
 }
 """What a night found -> its mark. `open`: nothing leaked, and some steps could not be judged."""
 
-LETTER = 6.9
-"""Width that we reserve for a letter of 12 pixels. Our choice: the mean of Helvetica is 6.2."""
+LETTER = 7.4
+"""Width that we reserve for a letter of 12 pixels. Our choice: the mean of Helvetica is 6.2, and some browsers have a wider font."""
+_RIGHT = 22
+"""Room on the right for the half of the last date that stands over the chart, in pixels."""
 _LANE = 15
 """Height of a line of labels above the chart, in pixels."""
 _MOST_LANES = 6
-_CROSS = "M-0.5,-0.5L0.5,0.5M0.5,-0.5L-0.5,0.5"
+_CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,17 @@ class Size:
     width: int
     height: int
     ticks: tuple[float, ...]
-    words: bool
-    """Whether breaks and the limit have their names beside them."""
-    limit_name: bool
+    dot: int
+    """Area of the mark of a night, in square pixels."""
+    words: bool = True
+    """Whether breaks have names, and the chart has marks for new versions and alarms."""
+    limit_room: int = 0
+    """Room for the name of the limit on the right; 0 to leave it out."""
 
 
-WIDE = Size(700, 190, (0, 0.01, 0.05, 0.25, 0.5, 1), words=True, limit_name=True)
-NARROW = Size(290, 190, (0, 0.01, 0.05, 0.25, 0.5, 1), words=True, limit_name=False)
-SMALL = Size(230, 80, (0, 0.05, 0.25, 1), words=False, limit_name=False)
+WIDE = Size(720, 190, (0, 0.01, 0.05, 0.25, 0.5, 1), dot=46, limit_room=90)
+NARROW = Size(274, 190, (0, 0.01, 0.05, 0.25, 0.5, 1), dot=28)
+SMALL = Size(210, 80, (0, 0.05, 0.25, 1), dot=16, words=False)
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,8 @@ def _placed(lines: Sequence[tuple[float, str]], split: int, width: float, left_r
     order = [*((*line, False) for line in reversed(lines[:split])), *((*line, True) for line in lines[split:])]
     found: list[Label] = []
     for x, text, left in order:
-        free = (label for lane in range(_MOST_LANES) if _fits(label := Label(x, text, lane, left), found))
-        label = next(free, None)
+        every = (Label(x, text, lane, left) for lane in range(_MOST_LANES))
+        label = next((label for label in every if _fits(label, found)), None)
         if label is not None and label.span[0] >= -left_room and label.span[1] <= width + 8:
             found.append(label)
     return sorted(found, key=lambda label: label.x)
@@ -140,8 +145,8 @@ def trend_chart(marks: Sequence[NightMark], size: Size, period: timedelta, title
     half = period / 2
     start, end = marks[0].at - half, marks[-1].at + half
     x = _time_axis(marks, size, start, end)
-    version_row = any(mark.new_version for mark in marks)
-    x["axis"]["offset"] = 32 if version_row else 18
+    versions = size.words and any(mark.new_version for mark in marks)
+    x["axis"]["offset"] = 32 if versions else 18
     rows = [_row(mark, half) | {"part": part} for mark, part in zip(marks, _parts(marks), strict=True)]
     lines = [(_across(mark.at - half, start, end) * size.width, mark.changed) for mark in marks if mark.changed]
     layers = [
@@ -149,12 +154,20 @@ def trend_chart(marks: Sequence[NightMark], size: Size, period: timedelta, title
         _band(rows, x, size),
         *_limit(marks, half, x, size),
         *_breaks(lines, size),
-        *(_points(state, x) for state in LOOKS),
-        _event("gap", _CROSS, MUTED, size.height + 11, x),
-        _event("worse", "triangle-down", LEAK, size.height + 11, x),
-        _event("version", "diamond", INK, size.height + 25, x),
+        *(_points(state, x, size) for state in LOOKS),
+        _event("gap", _CROSS, MUTED, size.height + 11, x, size),
     ]
-    spec = {"width": size.width, "height": size.height, "data": {"values": rows}, "layer": layers}
+    if size.words:
+        layers.append(_event("worse", "triangle-down", LEAK, size.height + 11, x, size))
+        layers.append(_event("version", "diamond", INK, size.height + 25, x, size))
+    spec = {
+        "width": size.width,
+        "height": size.height,
+        "padding": {"left": 4, "top": 4, "bottom": 4, "right": max(_RIGHT, size.limit_room)},
+        "autosize": {"type": "pad", "contains": "content"},
+        "data": {"values": rows},
+        "layer": layers,
+    }
     return draw(spec, title, description)
 
 
@@ -182,7 +195,10 @@ def _row(mark: NightMark, half: timedelta) -> dict[str, Any]:
 
 
 def _parts(marks: Sequence[NightMark]) -> list[int]:
-    """Return the number of the band of each night: it ends at a break and where a night has no bounds."""
+    """Return the number of the band of each night.
+
+    A band ends at a break and where a night has no bounds.
+    """
     parts, part = [], 0
     for mark in marks:
         part += bool(mark.changed or mark.upper is None)
@@ -214,6 +230,7 @@ def _time_axis(marks: Sequence[NightMark], size: Size, start: datetime, end: dat
 
 def _rate_axis(field: str, size: Size) -> dict[str, Any]:
     axis = {"format": ".0%", "title": None, "values": list(size.ticks), "minExtent": 40, "maxExtent": 40}
+    axis["labelOverlap"] = False
     scale = {"type": "sqrt", "domain": [0, 1], "nice": False}
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
 
@@ -247,7 +264,7 @@ def _band(rows: Sequence[dict[str, Any]], x: dict[str, Any], size: Size) -> dict
 
 
 def _limit(marks: Sequence[NightMark], half: timedelta, x: dict[str, Any], size: Size) -> list[dict[str, Any]]:
-    """Return the limit as dashed lines, one for each stretch of nights with the same limit."""
+    """Return a dashed line for each stretch of nights with the same limit."""
     found: list[dict[str, Any]] = []
     known = None
     for mark in marks:
@@ -263,7 +280,7 @@ def _limit(marks: Sequence[NightMark], half: timedelta, x: dict[str, Any], size:
     data, y = {"data": {"values": found}}, _rate_axis("limit", size)
     rule = {"type": "rule", "color": INK, "strokeWidth": 1.5, "strokeDash": [6, 3]}
     layers = [data | {"mark": rule, "encoding": {"x": x, "x2": {"field": "to"}, "y": y}}]
-    if size.limit_name and known is not None:
+    if size.limit_room and known is not None:
         text = [{"limit": known, "text": f"limit {percent(known)}"}]
         name = {"type": "text", "color": INK, "fontSize": 12, "align": "left", "x": size.width + 6}
         layers.append({"data": {"values": text}, "mark": name, "encoding": {"y": y, "text": {"field": "text"}}})
@@ -271,7 +288,10 @@ def _limit(marks: Sequence[NightMark], half: timedelta, x: dict[str, Any], size:
 
 
 def _breaks(lines: Sequence[tuple[float, str]], size: Size) -> list[dict[str, Any]]:
-    """Return an upright line for each break, with its name above the chart if there is room."""
+    """Return an upright line for each break.
+
+    Its name stands above the chart if there is room.
+    """
     if not lines:
         return []
     labels = place(lines, size.width) if size.words else []
@@ -301,19 +321,19 @@ def _breaks(lines: Sequence[tuple[float, str]], size: Size) -> list[dict[str, An
     return layers
 
 
-def _points(state: State, x: dict[str, Any]) -> dict[str, Any]:
+def _points(state: State, x: dict[str, Any], size: Size) -> dict[str, Any]:
     return {
         "transform": [{"filter": f"datum.state === '{state}'"}],
-        "mark": {"type": "point", "size": 46, "opacity": 1, "strokeWidth": 1.6} | LOOKS[state],
-        "encoding": {"x": x, "y": {"field": "rate", "type": "quantitative"}},
+        "mark": {"type": "point", "size": size.dot, "opacity": 1, "strokeWidth": 1.6} | LOOKS[state],
+        "encoding": {"x": x, "y": _rate_axis("rate", size)},
     }
 
 
-def _event(field: str, shape: str, colour: str, y: float, x: dict[str, Any]) -> dict[str, Any]:
+def _event(field: str, shape: str, colour: str, y: float, x: dict[str, Any], size: Size) -> dict[str, Any]:
     """Return marks below the chart, at the nights with a property."""
     fill = "transparent" if field == "gap" else colour
     return {
         "transform": [{"filter": f"datum.{field}"}],
-        "mark": {"type": "point", "shape": shape, "size": 42, "opacity": 1, "stroke": colour, "fill": fill},
+        "mark": {"type": "point", "shape": shape, "size": size.dot, "opacity": 1, "stroke": colour, "fill": fill},
         "encoding": {"x": x, "y": {"value": y}},
     }

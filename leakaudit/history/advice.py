@@ -67,7 +67,7 @@ def _comparable(trend: Trend, series: Series) -> list[_Night]:
 
 
 def _without_results(trend: Trend) -> str:
-    """Return a sentence on the nights without results at the end; empty if the last one has some."""
+    """Return a sentence on the nights at the end that have no results."""
     gaps = 0
     while gaps < len(trend.points) and trend.points[-1 - gaps].gap:
         gaps += 1
@@ -87,7 +87,10 @@ def _began(trend: Trend) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- the alarm
 def _alarm(rate: Rate) -> float:
-    """Return how strong the alarm of a rate is; only those of all attacks together raise one."""
+    """Return how strong the alarm of a rate is.
+
+    Only the rates of all attacks together raise one.
+    """
     return -math.inf if rate.log_e is None or rate.attack != "any" else rate.log_e
 
 

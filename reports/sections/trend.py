@@ -136,12 +136,15 @@ def _legend(marks: Sequence[NightMark], nights: Nights) -> list[dict[str, str]]:
 
 # ------------------------------------------------------------------------------------------------------------ the tables
 def _gaps(trend: Trend) -> list[str]:
-    """Return the nights without results with the reason, neighbours with the same reason in one line."""
+    """Return the nights without results, with the reason.
+
+    Neighbours with the same reason share a line.
+    """
     lines = []
     for reason, group in groupby(trend.points, key=lambda point: point.gap):
         if reason:
             nights = [trend.date(point.night) for point in group]
-            lines.append(f"{nights[0]}{f' to {nights[-1]}' if len(nights) > 1 else ''} ({reason})")
+            lines.append(f"{nights[0]}{f' to {nights[-1]}' if len(nights) > 1 else ''}: {reason}")
     return lines
 
 

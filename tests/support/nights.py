@@ -58,7 +58,9 @@ def thirty_nights(run: str) -> SavedTrend:
     changes = {4: "data", 5: "policy", 6: "attacks", 14: "hardware", 15: "shipped"}
     failed = {9: "the data file is missing", 20: "the data file is missing", 21: "the disk was full"}
     absent = {10, 11, 25}
-    keys, past, records = dict(KEYS), [], list[NightRecord]()
+    keys = dict(KEYS)
+    past: list[NightRecord] = []
+    records: list[NightRecord] = []
     for number in range(30):
         if number in absent:
             continue
