@@ -82,7 +82,8 @@ def _began(trend: Trend) -> str:
     first = trend.comparable[0]
     if not first.breaks:
         return ""
-    return f"The comparison began anew on {trend.date(first.night)}, with a change of {in_words(list(first.breaks))}."
+    what = in_words(list(first.breaks)) if len(first.breaks) <= 2 else f"{len(first.breaks)} settings"
+    return f"The comparison began anew on {trend.date(first.night)}, with a change of {what}."
 
 
 # ------------------------------------------------------------------------------------------------------------- the alarm

@@ -61,7 +61,10 @@ class Trend:
     """Every series of the nights, those of the policy's rules first, in its order."""
 
     def date(self, night: str) -> str:
-        """Return the date of a night, such as `2 Nov`; with the time if a day has several nights."""
+        """Return the date of a night, such as `2 Nov`.
+
+        The time is added if a day has several nights.
+        """
         days = [point.night[:10] for point in self.points]
         time = time_of(night)
         day = f"{time.day} {_MONTHS[time.month - 1]}"

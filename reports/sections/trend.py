@@ -122,8 +122,8 @@ def _legend(marks: Sequence[NightMark], nights: Nights) -> list[dict[str, str]]:
     limits = {mark.limit for mark in marks if mark.limit is not None}
     found = [
         ("leak", "a night with a leak", "leak" in states),
-        ("clean", "a night without one", "clean" in states),
-        ("open", "a night without one, in which some steps could not be judged", "open" in states),
+        ("clean", "a night without a leak", "clean" in states),
+        ("open", "a night without a leak, in which some steps could not be judged", "open" in states),
         ("band", f"bounds over the nights so far, {sure} however often you look", any(m.upper is not None for m in marks)),
         ("limit", f"limit of the policy ({', '.join(map(percent, sorted(limits)))})", bool(limits)),
         ("break", "something changed, named above the line: the bounds begin anew", any(m.changed for m in marks)),

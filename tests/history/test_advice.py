@@ -58,6 +58,8 @@ def test_a_break_says_why_the_comparison_began_anew() -> None:
         "The comparison began anew on 10 Nov, with a change of the policy. No night leaked since 10 Nov;"
     )
     assert "It takes 3 more nights" in text
+    many = records[-1].model_copy(update={"keys": {name: "other" for name in KEYS}})
+    assert f"with a change of {len(KEYS)} settings." in said([*records[:-1], many])
 
 
 def test_an_alarm_names_its_night_and_what_changed_when_the_leaks_began() -> None:
