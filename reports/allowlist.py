@@ -1,4 +1,4 @@
-"""The fields of the results that a report may show.
+"""The fields of results and of records of nights that a report may show.
 
 A field that is not listed is private, so a new field is not shown until somebody lists it.
 """
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from leakaudit.history.record import NightRecord, Rate
 from leakaudit.results import schema as scores
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -159,9 +160,43 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
     scores.NotTested: frozenset({"what", "why"}),
+    NightRecord: frozenset(
+        {
+            "schema_",
+            "night",
+            "status",
+            "reason",
+            "verdict",
+            "run",
+            "steps",
+            "planned",
+            "repeated",
+            "since_last",
+            "worse",
+            "rates",
+        }
+    ),
+    Rate: frozenset(
+        {
+            "event",
+            "min_tokens",
+            "defense",
+            "attack",
+            "limit",
+            "k",
+            "n",
+            "unjudged",
+            "fresh_k",
+            "fresh_n",
+            "lower",
+            "upper",
+            "so_far",
+            "log_e",
+        }
+    ),
     scores.Overhead: frozenset({"blocked_s", "training_s", "check_s", "writer_s", "memory_mb", "disk_mb"}),
 }
-"""Fields of the results that a report may show. `redaction` also cleans the command, the environment and the reasons of errors."""
+"""Fields of the results, and of the records of nights, that a report may show. `redaction` also cleans the command, the environment and the reasons of errors."""
 
 
 ENVIRONMENT = frozenset(
@@ -218,6 +253,15 @@ def _allowed_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _allowed_value(item) for key, item in value.items()}
     return value
+
+
+def without_paths(text: str) -> str:
+    """Return a sentence with a placeholder for each word that may be a path.
+
+    >>> without_paths("step 3: the file /home/ann/notes.jsonl is missing")
+    'step 3: the file <path> is missing'
+    """
+    return " ".join("<path>" if _PATH_LIKE.search(word.strip("'\"(),.;:")) else word for word in text.split())
 
 
 def clean_command(command: str) -> str:

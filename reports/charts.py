@@ -120,7 +120,7 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
             },
         },
     }
-    return _draw(chart, title)
+    return draw(chart, title)
 
 
 def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
@@ -164,7 +164,7 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
         "data": {"values": [{"step": m.step, "attack": _clip(m.attack), "state": m.state} for m in marks]},
         "layer": [_state_layer(state, x, attacks, size) for state in seen],
     }
-    return _draw({"vconcat": [above, below], "spacing": 8}, title)
+    return draw({"vconcat": [above, below], "spacing": 8}, title)
 
 
 _DOTS: dict[str, dict[str, Any]] = {
@@ -229,7 +229,7 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
         side = {"align": "left", "dx": -2} if limit < 0.5 else {"align": "right", "dx": 2}
         layers.append(line | {"mark": above | side, "encoding": at | {"text": {"field": "text"}}})
     height: Any = 34 if one else {"step": 34}
-    return _draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title)
+    return draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title)
 
 
 def _state_layer(state: str, x: dict[str, Any], attacks: Sequence[str], size: float) -> dict[str, Any]:
@@ -290,8 +290,14 @@ def _clip(name: str) -> str:
     return name if len(name) <= _MOST_TEXT else name[: _MOST_TEXT - 1] + "…"
 
 
-def _draw(spec: dict[str, Any], title: str) -> Markup:
-    """Return the SVG of a Vega-Lite specification as a picture with a name."""
+def draw(spec: dict[str, Any], title: str, description: str = "") -> Markup:
+    """Return the SVG of a Vega-Lite specification as a picture.
+
+    Args:
+        spec: the specification.
+        title: name of the picture, for people who use a screen reader.
+        description: the same as the picture in words, if the name does not say it.
+    """
     import vl_convert
 
     axis = {
@@ -304,13 +310,17 @@ def _draw(spec: dict[str, Any], title: str) -> Markup:
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     }
-    whole = spec | {
-        "$schema": SCHEMA,
-        "background": "transparent",
-        "padding": 4,
-        "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
-    }
+    whole = (
+        {"padding": 4}
+        | spec
+        | {
+            "$schema": SCHEMA,
+            "background": "transparent",
+            "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
+        }
+    )
     drawn = vl_convert.vegalite_to_svg(whole)
     drawn = re.sub(r' (?:pointer-events|aria-[a-z]+|role|class|xmlns:xlink)="[^"]*"', "", drawn)
     drawn = re.sub(r"<path d=\"(?:M0,0h0v0h0Z)?\"[^>]*/>", "", drawn)  # frames that draw nothing
-    return Markup(drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
+    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return Markup(drawn.replace(">", f"><desc>{escape(description)}</desc>", 1) if description else drawn)

@@ -13,6 +13,7 @@ from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 
 ORDER = (
+    "trend",
     "rules",
     "risk",
     "steps",

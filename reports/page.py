@@ -22,6 +22,7 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
+from leakaudit.history.saved_trend import load_trend
 from leakaudit.reports.contents import sections_of
 from leakaudit.reports.escaping import finalize, plain
 from leakaudit.reports.header import facts, headline
@@ -61,7 +62,7 @@ def write_report(
     """Write the report of the run in `run_dir`; only its owner can read the file.
 
     Args:
-        run_dir: folder with `results.json` and, for mode full, `journal.jsonl`.
+        run_dir: folder with `results.json`, for mode full `journal.jsonl`, and after several nights `trend.json`.
         mode: how much text to show; the policy's choice if None.
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
@@ -92,6 +93,7 @@ def write_report(
         allow_full=allow_full or policy.report.allow_full,
         allow_full_in_ci=allow_full_in_ci,
         top_samples=policy.report.top_samples,
+        trend=load_trend(run_dir),
     )
     if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
         raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")

@@ -20,7 +20,9 @@ from typing import cast
 
 from leakaudit.errors import RedactionError
 from leakaudit.gate.verdict import Verdict
+from leakaudit.history.saved_trend import SavedTrend
 from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command
+from leakaudit.reports.nights import Nights, nights_of
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
@@ -97,6 +99,8 @@ class RedactedResult:
     """Number of sequences that are left out, because a report shows only a few."""
     hidden_environment: int
     """Number of entries of the environment that are left out, because they are not on the allow-list."""
+    nights: Nights | None = None
+    """The nights up to this audit; None if it is no night, or the only one."""
 
 
 def redact(
@@ -109,6 +113,7 @@ def redact(
     allow_full_in_ci: bool = False,
     top_samples: int = 20,
     environ: Mapping[str, str] | None = None,
+    trend: SavedTrend | None = None,
 ) -> RedactedResult:
     """Return the parts of an audit that a reader may see in `mode`.
 
@@ -121,6 +126,7 @@ def redact(
         allow_full_in_ci: whether mode full is permitted even if the environment variable CI is set. CI keeps and shares files.
         top_samples: how many sequences to show in detail: those of which most was recovered.
         environ: the environment; the process's own if None.
+        trend: the nights up to this audit, if it is one of several.
 
     Returns:
         The input of the renderers.
@@ -141,6 +147,7 @@ def redact(
         labels=tuple(_labels(public, entries, mode, _of_unknown_size(results))),
         hidden_sequences=max(0, len(sequences) - top_samples),
         hidden_environment=len(results.run.environment) - len(public.run.environment),
+        nights=nights_of(trend, results.run.id) if trend is not None else None,
     )
 
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat, model_validator
 
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.history.record import NightModel, NightRecord
-from leakaudit.history.trend import Trend, trend_of
-from leakaudit.results.schema import Amount
+from leakaudit.history.trend import Trend, time_of, trend_of
+from leakaudit.results.sequential import PRIOR
 
 FILE = "trend.json"
 
@@ -27,12 +28,22 @@ class SavedTrend(NightModel):
     schema_: Literal["leakaudit.trend/1"] = Field(default="leakaudit.trend/1", alias="schema")
     records: tuple[NightRecord, ...]
     """The nights up to this one, earliest first."""
-    period_s: Amount
+    period_s: Annotated[FiniteFloat, Field(ge=60.0, le=366 * 86_400.0)]
     """Seconds from one night to the next."""
-    confidence: float = 0.95
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
     """Confidence of the bounds over all nights together."""
+    prior: tuple[Annotated[FiniteFloat, Field(gt=0.0)], Annotated[FiniteFloat, Field(gt=0.0)]] = PRIOR
+    """Beta prior of the bounds."""
     not_compared: str = ""
     """Why the night is not compared with the baseline; empty if it is."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        """Refuse nights that no time axis can show."""
+        times = [time_of(record.night) for record in self.records]
+        if any(later <= earlier for earlier, later in pairwise(times)):
+            raise ValueError("the nights are not in the order of time")
+        return self
 
     def trend(self, last: int = 30) -> Trend:
         """Return the nights on a time axis."""

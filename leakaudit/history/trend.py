@@ -18,6 +18,9 @@ from leakaudit.results.sequential import confidence_sequence, log_e_change
 Series = tuple[str, int | None, str, str]
 """Event, shortest text, defence, attack."""
 
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+"""Names that no locale changes."""
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -56,6 +59,16 @@ class Trend:
     points: tuple[Point, ...] = ()
     series: tuple[Series, ...] = field(default=())
     """Every series of the nights, those of the policy's rules first, in its order."""
+
+    def date(self, night: str) -> str:
+        """Return the date of a night, such as `2 Nov`.
+
+        The time is added if a day has several nights.
+        """
+        days = [point.night[:10] for point in self.points]
+        time = time_of(night)
+        day = f"{time.day} {_MONTHS[time.month - 1]}"
+        return f"{day} {time:%H:%M}" if len(days) > len(set(days)) else day
 
     @property
     def comparable(self) -> tuple[Point, ...]:

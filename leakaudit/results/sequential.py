@@ -65,23 +65,41 @@ def confidence_sequence(k: int, n: int, *, confidence: float = 0.95, prior: tupl
     return Interval(lower, upper)
 
 
-def clean_steps_for(max_rate: float, *, confidence: float = 0.95, prior: tuple[float, float] = PRIOR) -> int | None:
-    """Return how many clean steps bound the rate by `max_rate` at every look.
+def clean_steps_for(
+    max_rate: float,
+    *,
+    so_far: tuple[int, int] = (0, 0),
+    confidence: float = 0.95,
+    prior: tuple[float, float] = PRIOR,
+) -> int | None:
+    """Return how many more clean steps bound the rate by `max_rate` at every look.
 
     None if a million steps do not.
 
-    >>> clean_steps_for(0.05), clean_steps_for(0.01)
-    (69, 391)
+    Args:
+        max_rate: the limit.
+        so_far: leaks and steps that were seen already.
+        confidence: of the confidence sequence.
+        prior: of the confidence sequence.
+
+    >>> clean_steps_for(0.05), clean_steps_for(0.01), clean_steps_for(0.05, so_far=(0, 60))
+    (69, 391, 9)
     """
+    k, n = so_far
+
+    def enough(more: int) -> bool:
+        return confidence_sequence(k, n + more, confidence=confidence, prior=prior).upper <= max_rate
+
+    if enough(0):
+        return 0
     low, high = 0, 1
-    while confidence_sequence(0, high, confidence=confidence, prior=prior).upper > max_rate:
+    while not enough(high):
         low, high = high, high * 2
         if high > 1_000_000:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        enough = confidence_sequence(0, middle, confidence=confidence, prior=prior).upper <= max_rate
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
