@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import click
 
-from leakaudit.cli import catalogue, doctor, prior, report, run, simulate, snapshots
+from leakaudit.cli import baseline, catalogue, compare, doctor, history, prior, report, run, simulate, snapshots
 
 __all__ = ["main"]
 
@@ -36,5 +36,8 @@ for command in (
     catalogue.schema,
     snapshots.snapshots,
     prior.prior,
+    history.history,
+    compare.compare,
+    baseline.baseline,
 ):
     main.add_command(command)

@@ -6,4 +6,4 @@ A night is one of the audits that repeat. The history has one small file for eac
 
 from __future__ import annotations
 
-__all__ = ["baseline", "compare", "keys", "nights", "rates", "record", "saved_trend", "trend"]
+__all__ = ["baseline", "compare", "export", "keys", "nights", "rates", "record", "saved_trend", "trend"]
