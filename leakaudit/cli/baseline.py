@@ -57,9 +57,9 @@ def set_baseline(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Make RUN the baseline: an audit's folder, its results.json, the id of a night, or `last`.
+    """Make RUN the baseline that nights and releases are compared with.
 
-    A run whose verdict is not PASS is refused unless --anyway is given; the exit code is that of the verdict, 3, 4 or 5.
+    RUN is an audit's folder, its results.json, the id of a night, or `last`. A run whose verdict is not PASS is refused unless --anyway is given; the exit code is that of the verdict, 3, 4 or 5.
     """
     from datetime import UTC, datetime
 
@@ -120,9 +120,9 @@ def diff(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what got better or worse from the baseline to RUN, by the rates that the baseline holds.
+    """Say what got better or worse from the baseline to RUN.
 
-    RUN is an audit's folder, its results.json, or the id of a night; default: the last night. Exit codes as for `leakaudit compare`.
+    The rates that the baseline holds are compared. RUN is an audit's folder, its results.json, or the id of a night; default: the last night. Exit codes as for `leakaudit compare`.
     """
     from leakaudit.history.compare import Counted, compare_counts
 

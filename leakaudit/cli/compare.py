@@ -1,4 +1,4 @@
-"""`leakaudit compare`: what got better, what got worse, and what cannot be compared."""
+"""`leakaudit compare`: what got better or worse, and what cannot be compared."""
 
 from __future__ import annotations
 

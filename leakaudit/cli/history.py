@@ -73,7 +73,10 @@ def _write(nights: Nights, export: str, out: Path, last: int | None) -> None:
 
 
 def _confidence(nights: Nights, trend: Trend) -> float | None:
-    """Return the confidence of the bounds; None if the last night had another policy than today's."""
+    """Return the confidence of the bounds; None if it is unknown.
+
+    It is unknown if the last night had another policy than today's.
+    """
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.history.keys import policy_key
 
@@ -85,7 +88,10 @@ def _confidence(nights: Nights, trend: Trend) -> float | None:
 
 
 def _overdue(nights: Nights, now: datetime) -> str:
-    """Say how many nights are missing since the last one; empty if none is, or if the period is unknown."""
+    """Say how many nights are missing since the last one.
+
+    The text is empty if none is, or if the period is unknown.
+    """
     from leakaudit.history.trend import time_of
     from leakaudit.results.wording import counted
 
@@ -113,7 +119,10 @@ def _print(nights: Nights, trend: Trend) -> None:
 
 
 def _document(nights: Nights, trend: Trend) -> dict[str, Any]:
-    """Return the nights as JSON; marks of steps are left out, because they serve later nights only."""
+    """Return the nights as plain JSON data.
+
+    Marks of steps are left out, because they serve later nights only.
+    """
     from leakaudit.reports.history_terminal import bound_sentence
 
     return {

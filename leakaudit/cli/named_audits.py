@@ -1,4 +1,4 @@
-"""The folder of the nights, and the audits that a command names in it or by a path."""
+"""The folder of the nights, and the audits that a command names."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Nights:
 
 
 def nights_of(config: Path | None, folder: Path | None) -> Nights | None:
-    """Find the nights; None if no option names them and there is no `nightly.yaml` here.
+    """Find the nights; None if there are none.
 
-    Records that cannot be read are named on stderr.
+    There are none if no option names them and there is no `nightly.yaml` here. Records that cannot be read are named on stderr.
 
     Args:
         config: the option --config.
@@ -197,7 +197,7 @@ def _recorded(sha256: str, nights: Nights | None) -> NightRecord | None:
 
 
 def policy_for(path: Path | None, nights: Nights | None, *audits: Audited) -> Policy:
-    """Return the policy: the named one, else that of the nights, else the built-in one.
+    """Return the named policy, else that of the nights, else the built-in one.
 
     Raises:
         ConfigError: it is wrong, or names something that neither we nor the audits know.

@@ -85,7 +85,7 @@ class Counted:
     rates: Sequence[Rate]
 
     def counts(self, rule: Rule) -> tuple[int, int]:
-        """Return leaks and judged steps of what a rule is about; (0, 0) if it was not judged."""
+        """Return leaks and judged steps of a rule; (0, 0) if it was not judged."""
         series = (rule.event, rule.min_tokens, rule.scope.defense, _attacks(rule))
         return next(((rate.k, rate.n) for rate in self.rates if rate.series == series), (0, 0))
 
@@ -125,7 +125,9 @@ def compare(
 
 
 def compare_counts(base: Counted, new: Counted, policy: Policy, *, despite: Collection[str] = ()) -> Comparison:
-    """Compare the counts of two audits event by event, with an interval of the difference of the rates.
+    """Compare the counts of two audits event by event.
+
+    The answer comes from an interval of the difference of the rates.
 
     Args:
         base: the earlier audit.

@@ -1,6 +1,6 @@
-"""The history as one table for spreadsheets and notebooks: one row for each rate of each night.
+"""The history as one table for spreadsheets and notebooks.
 
-A night without a rate, such as a gap, has one row whose cells of the rate are empty.
+Each rate of each night is a row. A night without a rate, such as a gap, has one row whose cells of the rate are empty.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import types
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -28,6 +29,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet run a text as a formula (OWASP, CSV Injection)."""
 
 
+@cache
 def _columns(model: type[NightModel]) -> dict[str, type]:
     """Return each field of a model that is one cell, with the type of its values."""
     hints = get_type_hints(model)
@@ -46,7 +48,7 @@ def columns() -> dict[str, type]:
 
 
 def rows(records: Sequence[NightRecord]) -> list[dict[str, Cell]]:
-    """Return the rows of a history; each has every column, and None where nothing was recorded."""
+    """Return the rows of a history; a cell is None where nothing was recorded."""
     empty: dict[str, Cell] = dict.fromkeys(columns())
     found = []
     for record in records:
@@ -93,7 +95,7 @@ def write_csv(records: Sequence[NightRecord], path: Path) -> None:
 
 
 def write_parquet(records: Sequence[NightRecord], path: Path) -> None:
-    """Write the history as Parquet; a column has one type even if every cell of it is empty.
+    """Write the history as Parquet; empty columns have their types, too.
 
     Raises:
         ConfigError: the package pyarrow is not installed.
