@@ -1,4 +1,4 @@
-"""`leakaudit compare` and `leakaudit baseline`: the answer, its reason and its exit code."""
+"""`leakaudit compare` and `baseline`: the answer, its reason and its exit code."""
 
 from __future__ import annotations
 

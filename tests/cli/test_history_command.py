@@ -1,4 +1,4 @@
-"""`leakaudit history`: nights, gaps and breaks are told apart, and nothing that is missing looks like nothing."""
+"""`leakaudit history` tells nights, gaps and breaks apart."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_no_nights_are_an_error_with_a_way_out(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_document_holds_what_the_table_shows(tmp_path: Path) -> None:
-    """One document on stdout, also beside a warning; marks of steps stay in the records."""
+    """One document, also beside a warning; marks of steps stay in the records."""
     folder = write(tmp_path, [night(0, units=("01" * 8,)), gap(1), night(2, k=2)])
     (tmp_path / HISTORY / f"{night_id(3)}.json").write_text("{")
     found = json.loads(run("--folder", folder, "--json").stdout)

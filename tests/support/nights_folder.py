@@ -41,7 +41,9 @@ def write_audit(folder: Path, found: Results) -> Path:
 
 
 def nights_folder(place: Path, audits: Mapping[int, Results], data: str = "notes") -> Path:
-    """Write nightly.yaml, its policy and a night for each audit, and return the configuration.
+    """Write nightly.yaml, its policy and a night for each audit.
+
+    The configuration is returned.
 
     Args:
         place: folder of all files.
