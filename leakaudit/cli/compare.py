@@ -53,8 +53,8 @@ def compare(
     Each is an audit's folder, its results.json, or in a folder of nights the id of a night or `last`. Steps on the same batches are compared
     in pairs, else the two rates are compared.
 
-    Exit codes: 0 no worse, 2 wrong usage, 3 worse, 4 cannot be compared, 5 an audit cannot be read. It is 4, too, if only one of the two
-    audits could judge an event.
+    Exit codes: 0 no worse, 2 wrong usage, 3 worse, 4 cannot be compared, 5 an audit cannot be read. It is 4, too, if an event of a rule at
+    level error could not be judged in both audits.
     """
     nights = nights_of(config, folder)
     first, second = audit_of(base, nights), audit_of(new, nights)

@@ -27,6 +27,8 @@ class Difference:
     attack: str
     min_tokens: int | None
     """Number of tokens from which a text counts, if the rule says it."""
+    level: Literal["error", "warn"]
+    """Level of the policy's rule on the event; the stricter one of several."""
     answer: Answer
     base: tuple[int, int]
     """Leaks and judged steps of the first audit; of the shared steps if they are paired."""
@@ -67,12 +69,12 @@ class Comparison:
     def answer(self) -> Literal["worse", "no worse", "cannot be compared"]:
         """The answer on all events.
 
-        `no worse` needs every event that one of the two audits judged to be compared, and at least one such event.
+        `no worse` needs at least one event, and that each is compared. Only an event of level `warn` that neither audit judged may lack.
         """
         if self.worse:
             return "worse"
-        judged = [one for one in self.differences if one.base[1] or one.new[1]]
-        whole = bool(judged) and all(one.answer != "cannot be compared" for one in judged)
+        needed = [one for one in self.differences if one.level == "error" or one.base[1] or one.new[1]]
+        whole = bool(needed) and all(one.answer != "cannot be compared" for one in needed)
         return "no worse" if whole and not self.refused else "cannot be compared"
 
 
@@ -150,29 +152,27 @@ def _side_by_side(
 ) -> Comparison:
     """Return a comparison without differences, which is refused if keys differ."""
     names = changed(*keys)
-    verb = "differs" if len(names) == 1 else "differ"
     open_names = [name for name in names if name not in despite]
     if not open_names:
-        notes = [f"Compared although {in_words(names)} {verb}."] if names else []
+        notes = [f"Compared although they differ in {in_words(names)}."] if names else []
         if not any(side.get("data") for side in keys):
             notes.append("Neither audit names its data set; they are compared as if it were the same.")
         return Comparison(base, new, tuple(names), "", notes=tuple(notes))
-    verb = "differs" if len(open_names) == 1 else "differ"
     values = "; ".join(f"{name}: {_short(keys[0].get(name))} and {_short(keys[1].get(name))}" for name in open_names)
     hint = " ".join(f"--despite {name}" for name in open_names)
     return Comparison(
         base,
         new,
         tuple(names),
-        f"The two audits cannot be compared: {in_words(open_names)} {verb} ({values}). If that is what you want to compare, add {hint}.",
+        f"The two audits cannot be compared: they differ in {in_words(open_names)} ({values}). If that is what you want to compare, add {hint}.",
     )
 
 
 def _rules(policy: Policy) -> list[Rule]:
-    """Return one rule for each event, shortest text and scope."""
-    return list(
-        {(rule.event, rule.min_tokens, rule.scope): rule for rule in policy.rules if rule.event is not None}.values()
-    )
+    """Return one rule for each event, shortest text and scope: the strictest."""
+    rules = sorted((rule for rule in policy.rules if rule.event is not None), key=lambda rule: rule.level == "error")
+    strictest = {(rule.event, rule.min_tokens, rule.scope): rule for rule in rules}
+    return [rule for rule in policy.rules if rule in strictest.values()]
 
 
 def _attacks(rule: Rule) -> str:
@@ -205,6 +205,7 @@ def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence:
         defense=rule.scope.defense,
         attack=attack,
         min_tokens=rule.min_tokens,
+        level=rule.level,
         answer=answer,
         base=(sum(before for before, _ in pairs), len(pairs)),
         new=(sum(after for _, after in pairs), len(pairs)),
@@ -236,6 +237,7 @@ def _unpaired(rule: Rule, attack: str, base: tuple[int, int], new: tuple[int, in
         defense=rule.scope.defense,
         attack=attack,
         min_tokens=rule.min_tokens,
+        level=rule.level,
         answer=answer,
         base=base,
         new=new,

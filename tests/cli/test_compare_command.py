@@ -64,10 +64,10 @@ def test_what_differs_is_refused_with_its_key() -> None:
     new = other(audit(0, 20), environment={"device": "cuda (H100)"})
     refused = compare(audit(0, 20), new)
     assert refused.exit_code == 4
-    assert "the device differs (hardware: cpu and cuda (H100))" in refused.stdout
+    assert "they differ in the device (hardware: cpu and cuda (H100))" in refused.stdout
     assert "--despite hardware" in refused.stdout
     asked = compare(audit(0, 20), new, "--despite", "hardware")
-    assert asked.exit_code == 0 and "Compared although the device differs." in asked.stdout
+    assert asked.exit_code == 0 and "Compared although they differ in the device." in asked.stdout
     wrong = compare(audit(0, 20), new, "--despite", "hardwear")
     assert wrong.exit_code == 2 and "did you mean 'hardware'?" in wrong.stderr
 

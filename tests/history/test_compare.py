@@ -138,14 +138,17 @@ def test_an_event_without_a_count_cannot_be_compared() -> None:
 
 
 def test_no_worse_needs_every_event_that_was_judged() -> None:
-    """An event that neither audit judged does not count; nothing judged is no answer."""
-    words = {"id": "words", "event": "all_words", "max_rate": 0.05}
+    """Only one that warns may lack in both audits; nothing judged is no answer."""
+    error = {"id": "words", "event": "all_words", "max_rate": 0.05}
+    words = error | {"level": "warn"}
     base, same = counted(audit(0, 20)), counted(audit(0, 20))
     both = policy(RATE, words)
     assert compare_counts(base, same, both).answer == "no worse"
     half = Counted(same.run, same.keys, [*same.rates, same.rates[0].model_copy(update={"event": "all_words"})])
     assert compare_counts(base, half, both).answer == "cannot be compared"
-    assert compare_counts(base, same, policy(words)).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(RATE, error)).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(RATE, words, error | {"id": "again"})).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(error)).answer == "cannot be compared"
 
 
 def test_the_interval_of_a_difference_is_that_of_newcombe() -> None:
