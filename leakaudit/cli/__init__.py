@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import click
 
-from leakaudit.cli import catalogue, doctor, prior, report, run, simulate, snapshots
+from leakaudit.cli import baseline, catalogue, compare, doctor, history, prior, report, run, simulate, snapshots
 from leakaudit.cli.nights import command as nights
 
 __all__ = ["main"]
@@ -38,5 +38,8 @@ for command in (
     catalogue.schema,
     snapshots.snapshots,
     prior.prior,
+    history.history,
+    compare.compare,
+    baseline.baseline,
 ):
     main.add_command(command)

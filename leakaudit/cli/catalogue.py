@@ -58,18 +58,20 @@ def defenses_command(as_json: bool) -> None:
 
 
 @click.command(short_help="Print the JSON Schema of a file.")
-@click.argument("what", type=click.Choice(["results", "policy", "config", "verdict"]))
+@click.argument("what", type=click.Choice(["results", "policy", "config", "verdict", "nightly", "night"]))
 @clear_errors
 def schema(what: str) -> None:
     """Print the JSON Schema of a file.
 
-    The files are results.json, a policy, an audit's configuration and verdict.json.
+    The files are results.json, a policy, an audit's configuration, verdict.json, the configuration of the nights and the record of one.
     """
     from pydantic import BaseModel
 
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.nightly import Nightly
     from leakaudit.gate.policy import Policy
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.history.record import NightRecord
     from leakaudit.results.schema import Results
 
     models: dict[str, type[BaseModel]] = {
@@ -77,5 +79,7 @@ def schema(what: str) -> None:
         "policy": Policy,
         "config": AuditConfig,
         "verdict": Verdict,
+        "nightly": Nightly,
+        "night": NightRecord,
     }
     click.echo(json.dumps(models[what].model_json_schema(by_alias=True), indent=1))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy, Rule
 from leakaudit.history.keys import changed, in_words, keys_of
+from leakaudit.history.record import Rate
 from leakaudit.results.bounds import lower_bound, sign_test, upper_bound
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -24,6 +25,10 @@ class Difference:
     event: str
     defense: str
     attack: str
+    min_tokens: int | None
+    """Number of tokens from which a text counts, if the rule says it."""
+    level: Literal["error", "warn"]
+    """Level of the policy's rule on the event; the stricter one of several."""
     answer: Answer
     base: tuple[int, int]
     """Leaks and judged steps of the first audit; of the shared steps if they are paired."""
@@ -60,6 +65,32 @@ class Comparison:
         """Whether an event happens more often in the second audit."""
         return any(one.answer == "worse" for one in self.differences)
 
+    @property
+    def answer(self) -> Literal["worse", "no worse", "cannot be compared"]:
+        """The answer on all events.
+
+        `no worse` needs at least one event, and that each is compared. Only an event of level `warn` that neither audit judged may lack.
+        """
+        if self.worse:
+            return "worse"
+        needed = [one for one in self.differences if one.level == "error" or one.base[1] or one.new[1]]
+        whole = bool(needed) and all(one.answer != "cannot be compared" for one in needed)
+        return "no worse" if whole and not self.refused else "cannot be compared"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An audit of which only the counts are left: a night's record, or the baseline."""
+
+    run: str
+    keys: Mapping[str, str]
+    rates: Sequence[Rate]
+
+    def counts(self, rule: Rule) -> tuple[int, int]:
+        """Return leaks and judged steps of a rule; (0, 0) if it was not judged."""
+        series = (rule.event, rule.min_tokens, rule.scope.defense, _attacks(rule))
+        return next(((rate.k, rate.n) for rate in self.rates if rate.series == series), (0, 0))
+
 
 def compare(
     base: Results,
@@ -84,36 +115,78 @@ def compare(
         keys: comparability keys of both, if they were recorded; None to take them from the results.
     """
     mine = keys or (keys_of(base, policy, data[0]), keys_of(new, policy, data[1]))
-    names = changed(*mine)
-    shown = {name: (mine[0].get(name, ""), mine[1].get(name, "")) for name in names}
-    if open_names := [name for name in names if name not in despite]:
-        verb = "differs" if len(open_names) == 1 else "differ"
-        values = "; ".join(
-            f"{name}: {_short(a)} and {_short(b)}" for name, (a, b) in shown.items() if name in open_names
-        )
-        hint = " ".join(f"--despite {name}" for name in open_names)
-        return Comparison(
-            base.run.id,
-            new.run.id,
-            tuple(names),
-            f"The two audits cannot be compared: {in_words(open_names)} {verb} ({values}). If that is what you want to compare, add {hint}.",
-        )
-    rules = {(rule.event, rule.min_tokens, rule.scope): rule for rule in policy.rules if rule.event is not None}
-    notes = [f"Compared although {in_words(names)} {'differs' if len(names) == 1 else 'differ'}."] if names else []
+    start = _side_by_side(base.run.id, new.run.id, mine, despite)
+    if start.refused:
+        return start
+    notes = list(start.notes)
     if _marks(base, "unit") & _marks(new, "unit"):
         shared = len(_marks(base, "unit") & _marks(new, "unit"))
         notes.append(f"{counted(shared, 'step')} of the second audit repeat the first one's: they are no new evidence.")
-    differences = tuple(_difference(rule, base, new, policy.statistics.confidence) for rule in rules.values())
-    return Comparison(base.run.id, new.run.id, tuple(names), "", differences, tuple(notes))
+    differences = tuple(_difference(rule, base, new, policy.statistics.confidence) for rule in _rules(policy))
+    return replace(start, differences=differences, notes=tuple(notes))
+
+
+def compare_counts(base: Counted, new: Counted, policy: Policy, *, despite: Collection[str] = ()) -> Comparison:
+    """Compare the counts of two audits event by event.
+
+    The answer comes from an interval of the difference of the rates.
+
+    Args:
+        base: the earlier audit.
+        new: the later one.
+        policy: as for `compare`.
+        despite: comparability keys that may differ.
+    """
+    start = _side_by_side(base.run, new.run, (base.keys, new.keys), despite)
+    if start.refused:
+        return start
+    differences = tuple(
+        _unpaired(rule, _attacks(rule), base.counts(rule), new.counts(rule), policy.statistics.confidence)
+        for rule in _rules(policy)
+    )
+    return replace(start, differences=differences)
+
+
+def _side_by_side(
+    base: str, new: str, keys: tuple[Mapping[str, str], Mapping[str, str]], despite: Collection[str]
+) -> Comparison:
+    """Return a comparison without differences, which is refused if keys differ."""
+    names = changed(*keys)
+    open_names = [name for name in names if name not in despite]
+    if not open_names:
+        notes = [f"Compared although they differ in {in_words(names)}."] if names else []
+        if not any(side.get("data") for side in keys):
+            notes.append("Neither audit names its data set; they are compared as if it were the same.")
+        return Comparison(base, new, tuple(names), "", notes=tuple(notes))
+    values = "; ".join(f"{name}: {_short(keys[0].get(name))} and {_short(keys[1].get(name))}" for name in open_names)
+    hint = " ".join(f"--despite {name}" for name in open_names)
+    return Comparison(
+        base,
+        new,
+        tuple(names),
+        f"The two audits cannot be compared: they differ in {in_words(open_names)} ({values}). If that is what you want to compare, add {hint}.",
+    )
+
+
+def _rules(policy: Policy) -> list[Rule]:
+    """Return one rule for each event, shortest text and scope: the strictest."""
+    rules = sorted((rule for rule in policy.rules if rule.event is not None), key=lambda rule: rule.level == "error")
+    strictest = {(rule.event, rule.min_tokens, rule.scope): rule for rule in rules}
+    return [rule for rule in policy.rules if rule in strictest.values()]
+
+
+def _attacks(rule: Rule) -> str:
+    return "any" if rule.scope.attacks is None else ", ".join(rule.scope.attacks)
 
 
 def _difference(rule: Rule, base: Results, new: Results, confidence: float) -> Difference:
     first, second = _outcomes(base, rule), _outcomes(new, rule)
-    attack = "any" if rule.scope.attacks is None else ", ".join(rule.scope.attacks)
+    attack = _attacks(rule)
     pairs = _pairs(base, new, first, second)
     if pairs:
         return _paired(rule, attack, pairs, confidence)
-    return _unpaired(rule, attack, list(first.values()), list(second.values()), confidence)
+    counts = [(sum(found.values()), len(found)) for found in (first, second)]
+    return _unpaired(rule, attack, counts[0], counts[1], confidence)
 
 
 def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence: float) -> Difference:
@@ -131,6 +204,8 @@ def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence:
         event=rule.event or "",
         defense=rule.scope.defense,
         attack=attack,
+        min_tokens=rule.min_tokens,
+        level=rule.level,
         answer=answer,
         base=(sum(before for before, _ in pairs), len(pairs)),
         new=(sum(after for _, after in pairs), len(pairs)),
@@ -142,21 +217,17 @@ def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence:
     )
 
 
-def _unpaired(rule: Rule, attack: str, first: list[bool], second: list[bool], confidence: float) -> Difference:
-    counts = ((sum(first), len(first)), (sum(second), len(second)))
+def _unpaired(rule: Rule, attack: str, base: tuple[int, int], new: tuple[int, int], confidence: float) -> Difference:
+    (k0, n0), (k1, n1) = base, new
     answer: Answer = "cannot be compared"
     lower = upper = None
-    if not first or not second:
-        which = "neither audit" if not first and not second else "the first audit" if not first else "the second audit"
-        said = (
-            f"No step could be judged in {which}."
-            if which != "neither audit"
-            else "Neither audit has a step that could be judged."
-        )
+    if not n0 and not n1:
+        said = "Neither audit has a step that could be judged."
+    elif not n0 or not n1:
+        said = f"No step could be judged in the {'second' if n0 else 'first'} audit."
     else:
-        lower, upper = difference_of_rates(*counts, confidence)
+        lower, upper = difference_of_rates(base, new, confidence)
         answer = "worse" if lower > 0 else "better" if upper < 0 else "no difference shown"
-        (k0, n0), (k1, n1) = counts
         said = (
             f"{k1} of {n1} steps now, {k0} of {n0} before: the rate changed by {100 * (k1 / n1 - k0 / n0):+.1f} points, "
             f"{100 * confidence:.0f}% bounds {100 * lower:+.1f} to {100 * upper:+.1f}."
@@ -165,9 +236,11 @@ def _unpaired(rule: Rule, attack: str, first: list[bool], second: list[bool], co
         event=rule.event or "",
         defense=rule.scope.defense,
         attack=attack,
+        min_tokens=rule.min_tokens,
+        level=rule.level,
         answer=answer,
-        base=counts[0],
-        new=counts[1],
+        base=base,
+        new=new,
         paired=False,
         lower=lower,
         upper=upper,
@@ -230,5 +303,8 @@ def _marks(results: Results, kind: Literal["unit", "batch"]) -> set[str]:
     return {mark for step in results.steps if (mark := getattr(step, kind))}
 
 
-def _short(value: str) -> str:
+def _short(value: str | None) -> str:
+    """Return the value of a key as a refusal shows it."""
+    if not value:
+        return "unknown"
     return value if len(value) <= 60 else value[:57] + "..."

@@ -50,8 +50,13 @@ def keys_of(results: Results, policy: Policy, data: str = "") -> dict[str, str]:
         "update": f"{regime.update}; trained: {regime.trainable}; accumulation {regime.accumulation}",
         "budget": f"{run.battery.budget_s:g} s",
         "hardware": run.environment.get("device", ""),
-        "policy": _short(policy.digest),
+        "policy": policy_key(policy),
     }
+
+
+def policy_key(policy: Policy) -> str:
+    """Return the value of the key `policy`."""
+    return _short(policy.digest)
 
 
 def changed(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

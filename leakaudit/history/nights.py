@@ -16,6 +16,7 @@ import secrets
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,12 +25,16 @@ from leakaudit.files.private_files import create, write_all, write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.history.record import NIGHT_PATTERN, SCHEMA, NightRecord
 
+HISTORY, NIGHTS = "history", "nights"
+"""Folders within that of the nights: one record for each night, and the results and reports."""
+
 KEY = "key"
 """File with the key of the marks, in hex."""
 
 MOST_BYTES = 1_000_000
 """Largest file that is read as a record. Our choice: a night of a thousand steps takes 30 kB."""
 
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,40}")
 _FORM = re.compile(NIGHT_PATTERN.removesuffix("$") + r"(\.gap[1-9]\d{0,3})?$")
 
 
@@ -166,7 +171,10 @@ def _read(path: Path) -> NightRecord:
     schema = data.get("schema", "") if isinstance(data, dict) else ""
     known = SCHEMA.rpartition(".")[0]
     if isinstance(schema, str) and schema.startswith("leakaudit.night/") and not schema.startswith(f"{known}."):
-        raise ResultsError(f"{path}: a newer leakaudit wrote it ({schema[:40]}); update this one to read it")
+        raise ResultsError(
+            f"{path}: a newer leakaudit wrote it ({schema[:40]}{_writer(data)}); update this one to read it: "
+            "`python -m pip install --upgrade leakaudit`"
+        )
     try:
         record = NightRecord.model_validate(data)
     except ValidationError as error:
@@ -176,6 +184,12 @@ def _read(path: Path) -> NightRecord:
     if record.night != _night_of(path):
         raise ResultsError(f"{path}: is the record of {record.night}; {remedy}")
     return record
+
+
+def _writer(data: dict[str, Any]) -> str:
+    """Return which version of leakaudit wrote a record; empty if it does not say it."""
+    tool = data.get("tool")
+    return f", leakaudit {tool}" if isinstance(tool, str) and _VERSION.fullmatch(tool) else ""
 
 
 def _night_of(path: Path) -> str:

@@ -43,12 +43,14 @@ class Point:
     """Keys that changed since the night before; the sequence begins anew here."""
     new_version: bool = False
     """Whether the audited weights differ from those of the night before."""
+    problem: str = ""
+    """What is wrong with the record of the night; empty if it can be read or if there is none."""
 
     @property
     def gap(self) -> str:
         """Why there is no result; empty if there is one."""
         if self.record is None:
-            return "no night was started"
+            return "its record cannot be read" if self.problem else "no night was started"
         return self.record.reason or "no results" if self.record.status == "gap" else ""
 
 
@@ -77,18 +79,30 @@ class Trend:
         return self.points[start:]
 
 
-def trend_of(records: Sequence[NightRecord], *, period: timedelta | None = None, last: int = 30) -> Trend:
+def trend_of(
+    records: Sequence[NightRecord],
+    *,
+    period: timedelta | None = None,
+    last: int = 30,
+    unreadable: Mapping[str, str] | None = None,
+) -> Trend:
     """Return the last nights as a trend.
 
     Args:
         records: every night, earliest first.
         period: time from one night to the next; nights that are absent become gaps. None to show no such gaps.
         last: most points.
+        unreadable: night -> what is wrong with its file. Such a night is a gap, unless another start of it can be read.
     """
     points: list[Point] = []
     before: NightRecord | None = None
-    for record in records:
-        points += [Point(night) for night in _absent(points[-1].night if points else "", record.night, period)]
+    found: dict[str, NightRecord | str] = dict(unreadable or {}) | {record.night: record for record in records}
+    for night in sorted(found):
+        record = found[night]
+        points += [Point(absent) for absent in _absent(points[-1].night if points else "", night, period)]
+        if isinstance(record, str):
+            points.append(Point(night, problem=record))
+            continue
         if record.status == "gap":
             points.append(Point(record.night, record))
             continue

@@ -32,7 +32,7 @@ import secrets
 import shutil
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolBusyError, SpoolError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.storage.attempt_deaths import DEATHS, STARTED
 from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
 from leakaudit.storage.folder_owners import check_ours, check_out_dir
@@ -330,7 +331,8 @@ class Spool:
             if not alone:
                 raise SpoolBusyError(f"{self.root}: another worker is at work on it")
             self.queue.requeue()
-            _remove_half_written(self.root.parent)
+            _remove_half_written(self.root.parent, LEFT_BY_AUDIT)
+            _remove_half_written(self.root, (STARTED, DEATHS))
             yield
 
 
@@ -345,12 +347,12 @@ def _make_folder(root: Path) -> None:
     root.chmod(0o700)
 
 
-def _remove_half_written(folder: Path) -> None:
-    """Remove incomplete files that a killed worker left beside the spool.
+def _remove_half_written(folder: Path, names: Iterable[str]) -> None:
+    """Remove incomplete files that a killed worker left.
 
-    Only the holder of the lock writes there.
+    Only the holder of the lock writes files of these names.
     """
-    for name in LEFT_BY_AUDIT:
+    for name in names:
         for path in folder.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 path.unlink()

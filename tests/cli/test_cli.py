@@ -548,7 +548,7 @@ def test_the_catalogue_tells_threat_model_and_source(command: str, fields: tuple
     assert all(f"{field.replace('_', ' ')}:" in listed for field in fields)
 
 
-@pytest.mark.parametrize("what", ["results", "policy", "config", "verdict"])
+@pytest.mark.parametrize("what", ["results", "policy", "config", "verdict", "nightly", "night"])
 def test_schemas_are_valid_json_schemas(what: str) -> None:
     """They fit the meta-schema and refuse an empty object if fields are required."""
     schema = json.loads(_run("schema", what).stdout)
@@ -577,12 +577,25 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("simulate", "worker", "run", "report", "gate", "doctor", "attacks", "defenses", "schema"):
+    for command in (
+        "simulate",
+        "worker",
+        "run",
+        "report",
+        "gate",
+        "doctor",
+        "attacks",
+        "defenses",
+        "schema",
+        "history",
+        "compare",
+        "baseline",
+    ):
         assert re.search(rf"^  {command} ", done.stdout, re.MULTILINE), command
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("group", [(), ("snapshots",), ("prior",)])
+@pytest.mark.parametrize("group", [(), ("snapshots",), ("prior",), ("baseline",)])
 def test_no_sentence_of_the_help_is_cut(group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """At 80 columns every command has a whole sentence."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -226,7 +226,7 @@ def test_a_record_of_this_night_by_a_newer_version_is_refused(place: Path) -> No
 
 
 def test_a_full_disk_loses_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record cannot be written; the same command records the audit when there is room."""
+    """The same command records the audit when there is room."""
     from leakaudit.history import nights
 
     def full(path: Path, text: str) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from leakaudit.history.compare import compare, difference_of_rates
+from leakaudit.history.compare import Counted, compare, compare_counts, difference_of_rates
+from leakaudit.history.keys import keys_of
+from leakaudit.history.rates import rates_of
 from leakaudit.results.schema import Results
 from tests.support.factories import audit, changed, policy
 from tests.support.judging import RATE
@@ -107,6 +109,46 @@ def test_nothing_judged_cannot_be_compared() -> None:
     """Rather than a difference from zero."""
     [found] = compare(audit(0, 20), audit(0, 0), policy(RATE), despite=["attacks", "defenses", "shipped"]).differences
     assert found.answer == "cannot be compared" and found.lower is None
+
+
+def counted(found: Results) -> Counted:
+    """Return what a record of an audit holds."""
+    return Counted(found.run.id, keys_of(found, policy(RATE)), rates_of(found, policy(RATE)))
+
+
+@pytest.mark.parametrize("new", [(0, 20), (9, 11), (20, 0)])
+def test_counts_are_compared_as_results_are(new: tuple[int, int]) -> None:
+    """Where no batch is shared the two have the same answer, and refuse alike."""
+    base, other = audit(5, 15), audit(*new)
+    by_results, by_counts = (
+        compare(base, other, policy(RATE)),
+        compare_counts(counted(base), counted(other), policy(RATE)),
+    )
+    assert by_counts == by_results
+    far = _run(other, environment={"device": "cuda (H100)"})
+    assert compare_counts(counted(base), counted(far), policy(RATE)).refused == compare(base, far, policy(RATE)).refused
+
+
+def test_an_event_without_a_count_cannot_be_compared() -> None:
+    """It is not a rate of zero."""
+    none = Counted("run", keys_of(audit(5, 15), policy(RATE)), ())
+    found = compare_counts(none, counted(audit(5, 15)), policy(RATE))
+    assert (found.differences[0].answer, found.answer) == ("cannot be compared", "cannot be compared")
+    assert found.differences[0].sentence == "No step could be judged in the first audit."
+
+
+def test_no_worse_needs_every_event_that_was_judged() -> None:
+    """Only one that warns may lack in both audits; nothing judged is no answer."""
+    error = {"id": "words", "event": "all_words", "max_rate": 0.05}
+    words = error | {"level": "warn"}
+    base, same = counted(audit(0, 20)), counted(audit(0, 20))
+    both = policy(RATE, words)
+    assert compare_counts(base, same, both).answer == "no worse"
+    half = Counted(same.run, same.keys, [*same.rates, same.rates[0].model_copy(update={"event": "all_words"})])
+    assert compare_counts(base, half, both).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(RATE, error)).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(RATE, words, error | {"id": "again"})).answer == "cannot be compared"
+    assert compare_counts(base, same, policy(error)).answer == "cannot be compared"
 
 
 def test_the_interval_of_a_difference_is_that_of_newcombe() -> None:

@@ -37,7 +37,7 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
     """A later version, a half file, a foreign night: the other nights are read."""
     history = History(tmp_path).append(night(0))
     wrong = {
-        night_id(1): json.dumps({"schema": "leakaudit.night/2.0"}),
+        night_id(1): json.dumps({"schema": "leakaudit.night/2.0", "tool": "3.1.0"}),
         night_id(2): '{"schema": "leakaudit.ni',
         night_id(3): (tmp_path / f"{night_id(0)}.json").read_text(),
         night_id(4): "{}",
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
     found = History.load(tmp_path)
     assert found.records == history.records
     assert [bad.night for bad in found.unreadable] == list(wrong)
-    assert "newer leakaudit" in found.unreadable[0].problem
+    assert "newer leakaudit wrote it (leakaudit.night/2.0, leakaudit 3.1.0)" in found.unreadable[0].problem
     assert all((tmp_path / f"{name}.json").read_text() == text for name, text in wrong.items())
     with pytest.raises(ResultsError, match="recorded once"):
         found.append(night(1))
@@ -116,6 +116,20 @@ def test_a_night_that_is_absent_or_failed_is_a_gap() -> None:
     assert trend.points[1].gap == "the data file is missing"
     assert trend.points[2].gap == "no night was started"
     assert trend.points[4].breaks == (), "a gap is no break"
+
+
+def test_a_night_whose_record_cannot_be_read_is_no_night_that_nobody_started() -> None:
+    """Nor is it a gap if another start of it can be read."""
+    problems = {night_id(1): "half a file", night_id(2): "half a file", night_id(5): "half a file"}
+    trend = trend_of([night(0), night(2), night(4)], period=timedelta(days=1), unreadable=problems)
+    assert [point.gap for point in trend.points] == [
+        "",
+        "its record cannot be read",
+        "",
+        "no night was started",
+        "",
+        "its record cannot be read",
+    ]
 
 
 def test_a_night_worse_than_the_baseline_is_an_alarm(tmp_path: Path) -> None:

@@ -333,13 +333,15 @@ def test_discarding_a_spool_leaves_other_files_alone(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_worker_was_writing_is_gone_with_the_next(tmp_path: Path) -> None:
-    """Only files of the audit: others may lie in the folder, too."""
+    """Only files that a worker writes: others may lie in the folders, too."""
     spool = make(tmp_path)
     half, other = tmp_path / "audit" / ".state.json.4711.tmp", tmp_path / "audit" / ".notes.txt.4711.tmp"
-    half.write_text("{")
-    other.write_text("mine")
+    started, trainers = spool.root / ".started.json.4711.tmp", spool.root / ".audit.json.4711.tmp"
+    for path in (half, other, started, trainers):
+        path.write_text("{")
     with spool.worker_lock():
         assert not half.exists() and other.exists()
+        assert not started.exists() and trainers.exists()
 
 
 def finished_run(folder: Path) -> Spool:

@@ -16,7 +16,7 @@ from leakaudit.config.nightly import FILE
 
 
 def _moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime:
-    """Return the time of a text with its zone, UTC where it names none; None gives now.
+    """Return the time of a text, UTC where it names no zone; None gives now.
 
     Raises:
         BadParameter: it is no time.

@@ -27,23 +27,19 @@ from leakaudit.history.baseline import SavedBaseline
 from leakaudit.history.baseline import load as load_baseline
 from leakaudit.history.compare import compare
 from leakaudit.history.keys import keys_of
-from leakaudit.history.nights import History
+from leakaudit.history.nights import HISTORY, NIGHTS, History
 from leakaudit.history.rates import rates_of, repeated_steps
 from leakaudit.history.record import NightRecord
 from leakaudit.history.saved_trend import SavedTrend, save_trend
 from leakaudit.history.trend import id_of, is_worse, time_of, why_not_compared, with_sequences
 from leakaudit.results.files import load_results, read_results
 from leakaudit.results.wording import counted
-from leakaudit.storage.locks import try_lock
 
 if TYPE_CHECKING:
     from leakaudit.audit.audit import Audit
     from leakaudit.config.audit import AuditConfig
     from leakaudit.config.nightly import Nightly
     from leakaudit.results.schema import Results
-
-HISTORY, NIGHTS = "history", "nights"
-"""Folders within that of the nights."""
 
 
 @dataclass
@@ -175,7 +171,11 @@ class Night:
         shown = (*history.records, record)[-self.config.last :]
         period = length_of(self.config.every).total_seconds()
         saved = SavedTrend(
-            records=shown, period_s=period, confidence=self.policy.nights.confidence, not_compared=not_compared
+            records=shown,
+            period_s=period,
+            confidence=self.policy.nights.confidence,
+            prior=self.policy.nights.prior,
+            not_compared=not_compared,
         )
         save_trend(saved, self.folder)
         write_report(self.folder, self.config.text_mode, now=self.now, policy=self.policy, verdict=verdict)
@@ -329,6 +329,8 @@ def _only_one(folder: Path) -> Iterator[None]:
         SpoolBusyError: another process holds it.
         ResultsError: the folder cannot be made.
     """
+    from leakaudit.storage.locks import try_lock
+
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)

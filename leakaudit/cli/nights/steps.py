@@ -1,4 +1,4 @@
-"""The client steps of one night: simulated, kept, or of a training that the night runs."""
+"""The client steps of one night: simulated, kept, or of its own training."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from leakaudit.config.audit import NIGHT_VARIABLE
 from leakaudit.config.duration import length_of
 from leakaudit.errors import SnapshotError
 from leakaudit.files.private_files import open_to_lock
-from leakaudit.storage.locks import try_lock
 
 if TYPE_CHECKING:
     from leakaudit.config.nightly import TrainingSection
@@ -134,6 +133,8 @@ def _end_earlier(running: int) -> None:
 
 
 def _take(descriptor: int) -> bool:
+    from leakaudit.storage.locks import try_lock
+
     try:
         return try_lock(descriptor)
     except OSError:  # a file system without locks
