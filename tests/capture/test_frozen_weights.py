@@ -222,7 +222,7 @@ def by_counted_write(model: nn.Module) -> None:
 
 
 def just_before_writing(step: int, change: Callable[[nn.Module], None]) -> Each:
-    """Return a hook that lets a frozen weight change after a step, before it is written."""
+    """Return a hook that changes a frozen weight between a step and its writing."""
 
     def each(now: int, model: nn.Module, others: Any) -> None:
         if now != 0:
@@ -265,7 +265,7 @@ def test_a_weight_that_changes_before_the_step_is_written_refuses_the_step(
 def test_an_uncounted_change_between_two_kept_steps_makes_no_false_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: tuple[int, int], steps: list[int]
 ) -> None:
-    """In a sampled word no step is lost; elsewhere the writer finds it and refuses one."""
+    """In a sampled word no step is lost; elsewhere the writer refuses one."""
     with_few_sampled(monkeypatch)
 
     def change(step: int, model: nn.Module, others: Any) -> None:

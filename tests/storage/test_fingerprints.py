@@ -18,7 +18,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (RUN, 2 * RUN + 3)])
 def test_every_entry_counts_whatever_the_type_and_the_size(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Brute force over entries, with a change of the highest bit, which sums modulo 2^64 lose easily."""
+    """The highest bit of an entry changes, which sums modulo 2^64 lose easily."""
     tensor = numbers(*shape, dtype=dtype)
     was, entries = checksum_of(tensor), tensor.view(-1)
     for entry in {0, 1, tensor.numel() // 2, tensor.numel() - 1} & set(range(tensor.numel())):
