@@ -39,7 +39,7 @@ def test_every_entry_counts_whatever_the_type_and_the_size(dtype: torch.dtype, s
     ids=["rows backwards", "signs", "columns", "two rows", "signs of two rows"],
 )
 def test_the_same_words_in_another_order_are_another_weight(change: object) -> None:
-    """A plain sum modulo 2^64 is the same for each of these changes but one."""
+    """A plain sum modulo 2^64 is the same after each of these changes."""
     weight = numbers(40, 2 * RUN, dtype=torch.float64)
     assert not torch.equal(checksum_of(change(weight)), checksum_of(weight))  # type: ignore[operator]
 
