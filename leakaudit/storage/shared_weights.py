@@ -62,13 +62,15 @@ class SharedWeights:
         Raises:
             SnapshotError: the shared file cannot be written, or the weights changed meanwhile. No file is left.
         """
+        if frozen is not None and self._file():
+            frozen.check()
         if table is not None:
             frozen = self._with_table(table, weights[table], frozen)
         if frozen is None or not frozen.tensors:
             return {"weights": weights}
         base = self._written(frozen, recipients)
-        found = frozen.fingerprints
-        more = {n: t for n, t in frozen.tensors.items() if n != table and self._checksums.get(n) != found[n].checksum}
+        found = {name: int(fingerprint.checksum) for name, fingerprint in frozen.fingerprints.items()}
+        more = {n: t for n, t in frozen.tensors.items() if n != table and self._checksums.get(n) != found[n]}
         own = {**weights, **more}
         if table is not None and table in base.names:
             return {"base": base, "weights": own, **self._changed_rows(table, own)}
@@ -99,6 +101,10 @@ class SharedWeights:
             return {}
         return {"weights": {n: w for n, w in weights.items() if n != name}, "weight_rows": (rows, now[rows])}
 
+    def _file(self) -> Base | None:
+        """Return the shared file; None if it is not written yet, or was removed."""
+        return self._base if self._base is not None and self._base.path.is_file() else None
+
     def _written(self, frozen: FrozenWeights, recipients: Sequence[str]) -> Base:
         """Return the shared file; write it if it does not exist.
 
@@ -108,8 +114,8 @@ class SharedWeights:
         from leakaudit.client.snapshot import BASE
         from leakaudit.storage.snapshot_files import Base, write_tensors
 
-        if self._base is not None and self._base.path.is_file():
-            return self._base
+        if (base := self._file()) is not None:
+            return base
         try:
             self.remove()
             self._folder.mkdir(mode=0o700)
@@ -127,5 +133,5 @@ class SharedWeights:
             self.remove()
             raise
         self._base = Base(self._folder / name, digest, frozenset(frozen.tensors))
-        self._checksums = {name: found.checksum for name, found in frozen.fingerprints.items()}
+        self._checksums = {name: int(found.checksum) for name, found in frozen.fingerprints.items()}
         return self._base

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from leakaudit.client.snapshot import BASE, OBSERVED
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.models.lora import add_lora
+from leakaudit.storage import frozen_weights
 from leakaudit.storage.encryption import new_identity
 from leakaudit.storage.retention import purge
 from leakaudit.storage.snapshot_files import read_tensors
@@ -190,6 +192,136 @@ def test_a_frozen_weight_that_changes_is_seen_however_it_is_changed(tmp_path: Pa
     before = train(tmp_path / "audit", with_adapters(), change)
     for path, weights in zip(snapshots(tmp_path / "audit"), before, strict=True):
         assert same(read_snapshot(path).observation.model, weights)
+
+
+WEIGHT = "bert.encoder.layer.1.output.dense.weight"
+BETWEEN = (0, 2)
+"""An entry of that weight that is in no sample of four words."""
+
+
+def with_few_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let samples have some words only, as those of large weights do."""
+    monkeypatch.setattr(frozen_weights, "SAMPLE", 4)
+
+
+def add(model: nn.Module, value: float) -> None:
+    """Change one entry in a way that PyTorch does not count."""
+    model.get_parameter(WEIGHT).data[BETWEEN].add_(value)
+
+
+def by_optimizer(model: nn.Module) -> None:
+    parameter = model.get_parameter(WEIGHT)
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD([parameter], lr=0.1).step()
+    parameter.grad = None
+
+
+def by_counted_write(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter(WEIGHT)[BETWEEN].add_(1)
+
+
+def just_before_writing(step: int, change: Callable[[nn.Module], None]) -> Each:
+    """Return a hook that changes a frozen weight between a step and its writing."""
+
+    def each(now: int, model: nn.Module, others: Any) -> None:
+        if now != 0:
+            return
+        writer = others[0]._run.recorder.writer
+        real = writer.write
+
+        def write(kept: Any) -> None:
+            if kept.step == step:
+                change(model)
+            real(kept)
+
+        writer.write = write
+
+    return each
+
+
+def holds_right_weights(folder: Path, before: list[dict[str, Tensor]], steps: list[int]) -> None:
+    """Fail unless just these steps are kept, each with the weights that it saw."""
+    found = snapshots(folder)
+    assert [int(path.stem) for path in found] == steps
+    for path in found:
+        assert same(read_snapshot(path).observation.model, before[int(path.stem) // 2])
+
+
+@pytest.mark.parametrize(
+    "change", [by_optimizer, by_counted_write, lambda model: add(model, 1)], ids=["optimizer", "no_grad", "data"]
+)
+def test_a_weight_that_changes_before_the_step_is_written_refuses_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module], None]
+) -> None:
+    """Nobody knows whether the step saw the change; later steps hold their own copy."""
+    with_few_sampled(monkeypatch)
+    before = train(tmp_path / "audit", with_adapters(), just_before_writing(2, change))
+    holds_right_weights(tmp_path / "audit", before, [0, 4, 6])
+    assert WEIGHT in stored(snapshots(tmp_path / "audit")[1])
+
+
+@pytest.mark.parametrize(("entry", "steps"), [((0, 0), [0, 2, 4, 6]), (BETWEEN, [0, 4, 6])], ids=["sampled", "between"])
+def test_an_uncounted_change_between_two_kept_steps_makes_no_false_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: tuple[int, int], steps: list[int]
+) -> None:
+    """In a sampled word no step is lost; elsewhere the writer refuses one."""
+    with_few_sampled(monkeypatch)
+
+    def change(step: int, model: nn.Module, others: Any) -> None:
+        if step == 1:
+            model.get_parameter(WEIGHT).data[entry].add_(1)
+
+    before = train(tmp_path / "audit", with_adapters(), change)
+    holds_right_weights(tmp_path / "audit", before, steps)
+
+
+def test_a_change_that_is_taken_back_before_the_writing_is_found_by_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uncounted, in no sampled word, there at the step and gone at its writing.
+
+    Marks, sample and checksum are those of the first kept step, so the snapshot has another weight than the step. It gives another update.
+    """
+    with_few_sampled(monkeypatch)
+    was: list[Tensor] = []
+
+    def restore(model: nn.Module) -> None:
+        model.get_parameter(WEIGHT).data[BETWEEN].copy_(was[0])
+
+    put_back = just_before_writing(2, restore)
+
+    def change(step: int, model: nn.Module, others: Any) -> None:
+        put_back(step, model, others)
+        if step == 1:
+            was.append(model.get_parameter(WEIGHT).data[BETWEEN].clone())
+            add(model, 8)
+
+    before = train(tmp_path / "audit", with_adapters(), change)
+    first, second, *_ = (read_snapshot(path) for path in snapshots(tmp_path / "audit"))
+    assert not same(second.observation.model, before[1]), "if this is found, say so in docs/decisions/digests.md"
+    assert verify(ClientStep.of(first), first.observation.update).status.value == "verified"
+    assert verify(ClientStep.of(second), second.observation.update).status.value == "mismatch"
+
+
+def test_after_the_first_kept_step_the_training_thread_reads_a_sample_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread reads all bytes, alone."""
+    read: list[tuple[str, bool]] = []
+    real = frozen_weights.checksum_of
+
+    def checksum_of(tensor: Tensor, *, one_thread: bool = False) -> Tensor:
+        read.append((threading.current_thread().name, one_thread))
+        return real(tensor, one_thread=one_thread)
+
+    def forget(step: int, model: nn.Module, others: Any) -> None:
+        if step == 1:
+            read.clear()
+
+    monkeypatch.setattr(frozen_weights, "checksum_of", checksum_of)
+    train(tmp_path / "audit", with_adapters(), forget)
+    assert set(read) == {("leakaudit-writer", True)}
 
 
 def test_a_disk_without_hard_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,11 +130,10 @@ class TensorSelection:
         return {name: scale for name, p in recording.parameters if (scale := found.get(id(p))) is not None}
 
     def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
-        """Return the parameters that have not changed since the first kept step."""
+        """Return the parameters that seem not to have changed since the first kept step."""
         if not self._holds_copies:
             return FrozenWeights({}, {})  # this process writes nothing
-        now = FrozenWeights.of(unmoved)
-        self._frozen = now if self._frozen is None else self._frozen.unchanged_in(now)
+        self._frozen = FrozenWeights.of(unmoved) if self._frozen is None else self._frozen.still_in(unmoved)
         return self._frozen
 
     # ------------------------------------------------------------------ sizes

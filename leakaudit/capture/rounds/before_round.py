@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.models.wrappers import plain_name
-from leakaudit.storage.frozen_weights import Fingerprint, FrozenWeights
+from leakaudit.storage.frozen_weights import FrozenWeights
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that a `PeftModel` adds to the names of the model inside it."""
@@ -59,7 +59,7 @@ class BeforeRound:
             before = self.buffers[name]
         elif name in self.frozen.tensors:
             before = self.frozen.tensors[name]
-            if Fingerprint.of(before) != self.frozen.fingerprints[name]:
+            if not self.frozen.is_unchanged(name):
                 return False
         else:
             return False
