@@ -168,7 +168,8 @@ class Night:
             rates=rates,
             units=tuple(step.unit for step in results.steps if step.unit),
         )
-        shown = (*history.records, record)[-self.config.last :]
+        earlier = (one for one in history.records if one.night != self.id)  # a start without results may have a record
+        shown = (*earlier, record)[-self.config.last :]
         period = length_of(self.config.every).total_seconds()
         saved = SavedTrend(
             records=shown,
