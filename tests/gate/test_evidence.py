@@ -57,17 +57,67 @@ def test_a_step_that_fails_verification_does_not_count() -> None:
     assert "2 of 70 attempts (2.9%) crashed, were skipped or not needed, or had no usable update" in verdict.sentence
 
 
-def test_out_of_time_counts_as_no_event_but_not_without_limit() -> None:
-    """Ten of sixty attempts out of time may pass, fifteen may not."""
+def test_a_step_on_which_no_attack_ran_to_its_end_is_not_judged() -> None:
+    """A search that was cut short shows nothing, so a single one does not pass.
 
-    def late(many: int) -> Verdict:
-        states = [AttemptStatus.BUDGET_EXHAUSTED if i < many else AttemptStatus.RAN for i in range(60)]
-        attempts = [attempt(i, status=state) for i, state in enumerate(states)]
-        return judge(results([step(i) for i in range(60)], attempts), RED_LINE)
+    Another attack may judge the step; then the policy says how many attempts may be out of time.
+    """
+    late, ran = AttemptStatus.BUDGET_EXHAUSTED, AttemptStatus.RAN
 
-    assert (late(10).verdict, late(10).rules[0].censored) == (Status.PASS, 10)
-    assert late(15).verdict is Status.INCONCLUSIVE
-    assert "15 of 60 attempts (25%) ran out of time; the policy allows 20%." in late(15).sentence
+    def out_of_time(many: int, *beside: Attempt) -> Verdict:
+        attempts = [attempt(i, status=late if i < many else ran) for i in range(60)]
+        return judge(results([step(i) for i in range(60)], [*attempts, *beside]), RED_LINE)
+
+    rule = out_of_time(1).rules[0]
+    assert (rule.status, rule.k, rule.n, rule.unjudged, rule.censored) == (Status.INCONCLUSIVE, 0, 59, 1, 1)
+    assert "1 of 60 audited steps could not be judged (out of time): to pass, it counts as a leak." in rule.sentence
+    others = [attempt(i, "tag") for i in range(60)]
+    assert out_of_time(20, *others).verdict is Status.PASS
+    assert out_of_time(30, *others).verdict is Status.INCONCLUSIVE
+    assert "30 of 120 attempts (25%) ran out of time; the policy allows 20%." in out_of_time(30, *others).sentence
+    assert "every attack that could show it ran out of time" in out_of_time(60).sentence
+
+
+def test_a_search_that_was_cut_short_and_found_something_is_proof() -> None:
+    """What came back came back; a score of it is a lower bound."""
+    late = AttemptStatus.BUDGET_EXHAUSTED
+    steps = [step(i) for i in range(60)]
+    assert judge(results(steps, [attempt(i, leaks=True, status=late) for i in range(60)]), RED_LINE).rules[0].k == 60
+    scored = results(steps, [attempt(i, recall=0.9, status=late if i else AttemptStatus.RAN) for i in range(60)])
+    for statistic in ("mean", "p95", "max"):
+        rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+        assert judge(scored, rule).verdict is Status.FAIL, statistic
+    low = results(steps, [attempt(i, recall=0.1, status=late if i < 59 else AttemptStatus.RAN) for i in range(60)])
+    for statistic in ("mean", "p95", "max"):
+        rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+        assert judge(low, rule, evidence={"max_censored": 1, "min_steps": 1}).verdict is Status.INCONCLUSIVE, statistic
+
+
+def test_an_attack_that_ran_under_another_defence_is_missing_where_it_crashed() -> None:
+    """What it did there excuses nothing here."""
+    steps = [step(i) for i in range(60)]
+    tried = [attempt(i, "tag") for i in range(60)] + [attempt(i, "tag", "prune") for i in range(60)]
+    tried += [attempt(i, "span", status=AttemptStatus.ERROR) for i in range(60)]
+    unscored = attempt(0, "span", "prune", kind="labels")
+    tried += [unscored.model_copy(update={"step": steps[i].id}) for i in range(60)]
+    rule = judge(results(steps, tried), RED_LINE).rules[0]
+    assert (rule.status, rule.due, rule.lost) == (Status.INCONCLUSIVE, 120, 60)
+
+
+def test_a_guess_of_one_text_says_nothing_about_the_others_of_the_step() -> None:
+    """An attack judges a step only if it judged every text that can have the event."""
+    one, other = sequence("sq-0", 0.1), sequence("sq-1", 0.1)
+    unknown = other.model_copy(update={"scores": {}})
+    steps = [step(i, n_sequences=2).model_copy(update={"n_tokens_bucket": "17-32"}) for i in range(60)]
+
+    def tried(second: Any) -> Results:
+        return results(steps, [of_sequences(attempt(i), [one, second]) for i in range(60)])
+
+    whole = RED_LINE | {"event": "exact_sequence"}
+    words = RED_LINE | {"event": "most_words"}
+    for rule in (RED_LINE, whole, words):
+        assert judge(tried(other), rule).verdict is Status.PASS
+        assert judge(tried(unknown), rule).verdict is Status.INCONCLUSIVE
 
 
 def _proved(number: int) -> Attempt:
