@@ -17,7 +17,7 @@ from leakaudit.gate.policy import SHIPPED, Rule
 from leakaudit.gate.verdict import Worst
 from leakaudit.results.as_sent import seen_under, shipped_column
 from leakaudit.results.lengths import bounds_of
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, SequenceScore, StepRecord
+from leakaudit.results.schema import Attempt, AttemptStatus, Kind, Results, Score, SequenceScore, StepRecord
 from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
@@ -50,7 +50,7 @@ class Evidence:
     worst: Worst | None
     attacks: tuple[str, ...]
     censored: int
-    """Attempts that ran out of time without an event."""
+    """Attempts that ran out of time without an event, or without a score above the limit."""
     finished: int
     """Attempts that are evidence, whether they ran to their end or ran out of time."""
     lost: int
@@ -110,7 +110,7 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
         values=values,
         worst=_worst(attempts, scope),
         attacks=tuple(name for name in scope.known if name in attacks),
-        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and scope.value(a) == 0 for a in made),
+        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and not scope.settles(a) for a in made),
         finished=len(made),
         lost=sum(found.lost for found in steps.values()),
         due=sum(found.due for found in steps.values()),
@@ -192,10 +192,8 @@ class _RuleScope:
         These are the wanted attacks, except those that look for something else, or ran under this defence, and could not show the event on any
         step.
         """
-        about_texts = _about_texts(self.rule, self.results)
-        others = {
-            name for name, entry in self.results.catalogue.attacks.items() if (entry.goal == "labels") == about_texts
-        }
+        goals = _goals(self.rule, self.results)
+        others = {name for name, entry in self.results.catalogue.attacks.items() if entry.goal not in goals}
         mine = (a for a in self.results.attempts if a.defense == self.defense)
         ran = {a.attack for a in mine if a.status is AttemptStatus.RAN}
         return [name for name in self.wanted if name in self.able or name not in ran | others]
@@ -277,7 +275,7 @@ class _RuleScope:
 
         They can if they ran to their end.
         """
-        if not found.attempts or any(map(self._settles, found.attempts)):
+        if not found.attempts or any(map(self.settles, found.attempts)):
             return found
         mine = [a for a in found.attempts if a.attack in readers]
         if any(a.status is AttemptStatus.RAN for a in mine):
@@ -356,7 +354,7 @@ class _RuleScope:
             return self.value(attempt) > 0
         return self.rule.statistic == "max" and self.value(attempt) > self.rule.threshold
 
-    def _settles(self, attempt: Attempt) -> bool:
+    def settles(self, attempt: Attempt) -> bool:
         """Return whether one attempt shows on which side of the limit a verified step is.
 
         A score above a limit on the 95th percentile does: only the number of such steps matters. A mean depends on the score itself.
@@ -406,6 +404,16 @@ def _counts(rule: Rule, sequence: SequenceScore) -> bool:
         return sequence.long_enough
     bounds = bounds_of(sequence.min_tokens_bucket)
     return rule.min_tokens is None or (bounds is not None and bounds[0] >= rule.min_tokens)
+
+
+def _goals(rule: Rule, results: Results) -> tuple[Kind, ...]:
+    """Return what attacks must look for to tell something about a rule.
+
+    A bag of words has no order, so it shows no whole text.
+    """
+    if not _about_texts(rule, results):
+        return ("labels",)
+    return ("text",) if rule.event is not None and EVENTS[rule.event].kind == "text" else ("text", "words")
 
 
 def _about_texts(rule: Rule, results: Results) -> bool:

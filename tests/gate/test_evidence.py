@@ -104,6 +104,28 @@ def test_an_attack_that_ran_under_another_defence_is_missing_where_it_crashed() 
     assert (rule.status, rule.due, rule.lost) == (Status.INCONCLUSIVE, 120, 60)
 
 
+def test_a_bag_of_words_that_crashed_is_not_missing_for_a_rule_on_whole_texts() -> None:
+    """It could not have shown one; for a rule on words it is missing."""
+    tried = [attempt(i, "span") for i in range(60)]
+    tried += [attempt(i, "rows", status=AttemptStatus.ERROR) for i in range(60)]
+    described = {
+        "span": AttackEntry(label="", meaning="", source="", goal="text", threat_model=""),
+        "rows": AttackEntry(label="", meaning="", source="", goal="words", threat_model=""),
+    }
+    found = results([step(i) for i in range(60)], tried, catalogue=Catalogue(attacks=described))
+    assert judge(found, RED_LINE).verdict is Status.PASS
+    assert judge(found, {"id": "w", "event": "all_words", "max_count": 0}).verdict is Status.INCONCLUSIVE
+
+
+def test_attempts_out_of_time_are_counted_for_a_rule_on_a_score() -> None:
+    """A score above zero is not yet one above the limit."""
+    late = [attempt(i, "tag", status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
+    found = results([step(i) for i in range(60)], [*(attempt(i) for i in range(60)), *late])
+    rule = {"id": "m", "metric": "rougeL", "statistic": "max", "max_value": 0.5}
+    assert judge(found, rule).rules[0].censored == 60
+    assert "60 of 120 attempts (50%) ran out of time" in judge(found, rule).sentence
+
+
 def test_a_guess_of_one_text_says_nothing_about_the_others_of_the_step() -> None:
     """An attack judges a step only if it judged every text that can have the event."""
     one, other = sequence("sq-0", 0.1), sequence("sq-1", 0.1)
