@@ -87,7 +87,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     state = state_of([*firm, *(a for a in others if a.step in proof)])
     if silent and not proof and not any(a.finished for a in firm):
         state = "unverifiable"
-    found, blind = _unjudged(results, firm, defense)
+    found, blind = unjudged_by(results, firm, defense)
     unjudged = {name: why for name, why in found.items() if name in bounding}
     named = sum(why != OUT_OF_TIME for why in unjudged.values())
     judged = [a for a in firm if a.step not in unjudged]
@@ -111,7 +111,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     return Cell(state, tuple(lines), ships=defense == shipped_column(results), steps=tuple(said))
 
 
-def _unjudged(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[dict[str, str], bool]:
+def unjudged_by(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[dict[str, str], bool]:
     """Return the steps about which the attacks of a cell can say nothing -> why.
 
     Return as well whether that is because none read its canary.

@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 from scipy.stats import beta
 
-from leakaudit.plugins.catalogue import Catalogue
 from leakaudit.results.schema import (
     AttackEntry,
     Attempt,
     AttemptStatus,
+    Catalogue,
     Kind,
     KindControl,
     Results,
@@ -72,7 +72,7 @@ class Situation:
     defenses: list[str]
     steps: list[Step]
     rule: dict[str, Any]
-    canary: dict[tuple[str, str], tuple[int, int]]
+    canary: dict[tuple[Kind, str], tuple[int, int]]
     """(kind, attack) -> canaries that it read, of those on which it ran."""
     negative: tuple[int, int] = (0, 3)
     interrupted: bool = False
@@ -349,10 +349,12 @@ def _shows(end: str, subject: str, one: Step, rule: dict[str, Any], attack: str)
     share = SHARES.get(end, 0.0)
     if subject == "rougeL":
         firm = one.stamp.bounds and not one.in_part and rule["statistic"] == "p95"
-        return (firm or rule["statistic"] == "max") and share > rule["max_value"]
+        limit: float = rule["max_value"]
+        return (firm or rule["statistic"] == "max") and share > limit
     if one.short and subject in OF_LONG_TEXTS:
         return False
-    return share >= (0.5 if subject == "most_words" else 1.0)
+    needed = 0.5 if subject == "most_words" else 1.0
+    return share >= needed
 
 
 def _numbers(
