@@ -12,7 +12,7 @@ from leakaudit.gate.evidence import OUT_OF_TIME, gather
 from leakaudit.gate.policy import EvidencePolicy, Rule, Scope, default_policy
 from leakaudit.gate.wording import number, percent
 from leakaudit.reports.measures import found_in, means_of
-from leakaudit.reports.wording import OUTCOMES
+from leakaudit.reports.wording import OUTCOMES, without_repeats
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import AS_SENT, seen_under, shipped_column
 from leakaudit.results.recovery import FOUND, Severity, severity
@@ -102,7 +102,7 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     if not finished and not silent:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
-        lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
+        lines += without_repeats(mine or (skipped if state == "not run" else []))[:2]
     if silent:
         said.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
         lines.append(said[-1])

@@ -1,4 +1,4 @@
-"""Release situations for the gate, drawn at random, and what a careful person says.
+"""Release situations, drawn at random, and what a careful person says.
 
 A `Situation` describes an audit in words: what each attack did on each step, which canary it read, which rule judges. `results_of` writes it
 down as results. `opinion` judges the description itself, step by step, and calls no code of the gate.
@@ -121,7 +121,7 @@ def can_show(attack: str, subject: str) -> bool:
 
 
 def situation(draw: random.Random) -> Situation:
-    """Draw a situation: an audit that is clean, with up to four things that are not as they should be."""
+    """Draw a situation: a clean audit with up to four things changed."""
     attacks = draw.choice([["span"], ["tag"], ["span", "tag"], ["span", "tag", "rows", "llg"], ["llg"], ["tag", "llg"]])
     defenses = draw.choice([["none"], ["none"], ["none", "prune"]])
     n = draw.choice([0, 3, 5, 60, 60, 60, 64, 100])
@@ -391,7 +391,7 @@ def _score(one: Step, found: Situation) -> float | None:
 
 
 def _trouble(found: Situation, known: list[tuple[str, str]]) -> set[str]:
-    """Return what keeps an audit as a whole from being trusted, in words of a sentence."""
+    """Return what keeps an audit from being trusted, in words of a sentence."""
     trouble = set()
     tells = [name for name in found.asked if not _cannot_tell(found, name)]
     ends = [one.did.get((name, found.column), "missing") for one in found.steps for name in tells]
