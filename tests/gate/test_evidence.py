@@ -19,7 +19,7 @@ from leakaudit.results.schema import (
     Score,
     VerificationStatus,
 )
-from tests.support.factories import attempt, audit, of_sequences, results, sequence, step, with_scores
+from tests.support.factories import attempt, audit, changed, of_sequences, results, sequence, step, with_scores
 from tests.support.judging import RATE, RED_LINE, judge
 
 
@@ -124,6 +124,19 @@ def test_attempts_out_of_time_are_counted_for_a_rule_on_a_score() -> None:
     rule = {"id": "m", "metric": "rougeL", "statistic": "max", "max_value": 0.5}
     assert judge(found, rule).rules[0].censored == 60
     assert "60 of 120 attempts (50%) ran out of time" in judge(found, rule).sentence
+
+
+def test_a_metric_that_falls_with_a_leak_is_not_judged_by_its_largest_value() -> None:
+    """Neither a PASS nor a FAIL means anything there."""
+    found = results([step(i) for i in range(60)], [attempt(i) for i in range(60)])
+    falling = found.catalogue.metrics["rougeL"].model_copy(update={"higher_is_better": False, "label": "distance"})
+    metrics = found.catalogue.metrics | {"rougeL": falling}
+    other = changed(found, catalogue=found.catalogue.model_copy(update={"metrics": metrics}))
+    for limit in (0.05, 0.5):
+        rule = {"id": "m", "metric": "rougeL", "statistic": "max", "max_value": limit}
+        assert judge(found, rule).verdict is (Status.PASS if limit == 0.5 else Status.FAIL)
+        assert judge(other, rule).verdict is Status.INCONCLUSIVE
+        assert "A lower distance means that more leaked" in judge(other, rule).sentence
 
 
 def test_a_guess_of_one_text_says_nothing_about_the_others_of_the_step() -> None:
