@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
 from leakaudit.gate.policy import SHIPPED
+from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
@@ -88,9 +88,8 @@ def _met(results: Results, verdict: Verdict) -> str:
     if {SHIPPED, shipped_column(results)} & {*looked}:
         return "The policy is met already."
     back = in_words(recovered(results, shipped_column(results)))
-    return (
-        f"The policy is met under {', '.join(looked)}, which the run does not ship"
-        + (f"; from the update that it ships, {back} came back." if back else ".")
+    return f"The policy is met under {', '.join(looked)}, which the run does not ship" + (
+        f"; from the update that it ships, {back} came back." if back else "."
     )
 
 

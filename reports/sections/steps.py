@@ -108,7 +108,7 @@ def _state(attempts: Sequence[Attempt], *, unjudged: bool) -> str:
 def _unsaid(
     results: Results, attacks: Sequence[str], by_step: Mapping[str, Sequence[Attempt]]
 ) -> dict[str, AbstractSet[str]]:
-    """Return the steps about which each attack, and all together (\"\"), say nothing."""
+    """Return the steps about which each attack, and all together, say nothing."""
     every = [attempt for found in by_step.values() for attempt in found]
     tried = {name: [a for a in every if name in ("", a.attack)] for name in ("", *attacks)}
     return {name: {*unjudged_by(results, mine, OBSERVED)[0]} for name, mine in tried.items()}
