@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from leakaudit.gate.controls import trusted
 from leakaudit.gate.events import EVENTS, could_show
-from leakaudit.gate.evidence import gather
+from leakaudit.gate.evidence import OUT_OF_TIME, gather
 from leakaudit.gate.policy import EvidencePolicy, Rule, Scope, default_policy
 from leakaudit.gate.wording import number, percent
 from leakaudit.reports.measures import found_in, means_of
-from leakaudit.reports.wording import OUTCOMES
+from leakaudit.reports.wording import OUTCOMES, without_repeats
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import AS_SENT, seen_under, shipped_column
 from leakaudit.results.recovery import FOUND, Severity, severity
@@ -87,20 +87,22 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     state = state_of([*firm, *(a for a in others if a.step in proof)])
     if silent and not proof and not any(a.finished for a in firm):
         state = "unverifiable"
-    unjudged, blind = _unjudged(results, firm, defense)
-    unjudged &= bounding
+    found, blind = unjudged_by(results, firm, defense)
+    unjudged = {name: why for name, why in found.items() if name in bounding}
+    named = sum(why != OUT_OF_TIME for why in unjudged.values())
     judged = [a for a in firm if a.step not in unjudged]
     if state == "no leak event" and unjudged and not any(a.finished for a in judged):
         state = "not judged"
-    said = _step_lines(judged, len(proof), len(unjudged), blind)
-    lines = [*said, *_rate_lines(judged, state, len(unjudged)), *_leak_lines(results, judged, defense)]
+    said = _step_lines(judged, len(proof), named, blind)
+    rates = [*_rate_lines(judged, state, len(unjudged)), *_late_lines(firm)]
+    lines = [*said, *rates, *_leak_lines(results, judged, defense)]
     finished = [a for a in firm if a.finished] or [a for a in others if a.step in proof]
     if not whole:
         lines += [*_measure_lines(finished, results), *_reach_lines(finished)]
     if not finished and not silent:
         mine = [a.reason for a in attempts if a.reason and a.status.value.replace("_", " ") == state]
         skipped = [a.reason for a in attempts if a.reason and a.status is AttemptStatus.SKIPPED]
-        lines += list(dict.fromkeys(mine or (skipped if state == "not run" else [])))[:2]
+        lines += without_repeats(mine or (skipped if state == "not run" else []))[:2]
     if silent:
         said.append(f"{counted(len(silent), 'unverifiable step')} without a leak: no evidence")
         lines.append(said[-1])
@@ -109,8 +111,8 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     return Cell(state, tuple(lines), ships=defense == shipped_column(results), steps=tuple(said))
 
 
-def _unjudged(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[set[str], bool]:
-    """Return the steps about which the attacks of a cell can say nothing.
+def unjudged_by(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[dict[str, str], bool]:
+    """Return the steps about which the attacks of a cell can say nothing -> why.
 
     Return as well whether that is because none read its canary.
 
@@ -118,15 +120,15 @@ def _unjudged(results: Results, attempts: Sequence[Attempt], defense: str) -> tu
     """
     event = next((name for name in EVENTS_OF_CELLS if any(a.finished and could_show(a, name) for a in attempts)), None)
     if event is None:
-        return set(), False
+        return {}, False
     attacks = tuple(dict.fromkeys(a.attack for a in attempts))
     rule = Rule(id="cell", event=event, max_count=0, scope=Scope(attack=attacks))
     readers = trusted(results, default_policy(), rule) if results.controls.kinds else frozenset(attacks)
     evidence = gather(results, rule, defense, readers)
     leaked = {a.step for a in attempts if severity([a])}
     blind = not readers & {*evidence.attacks}
-    nothing = {*evidence.unjudged_steps, *(evidence.values if blind else ())}
-    return nothing - leaked, blind and bool(evidence.values)
+    nothing = {**evidence.unjudged_steps, **(dict.fromkeys(evidence.values, "") if blind else {})}
+    return {name: why for name, why in nothing.items() if name not in leaked}, blind and bool(evidence.values)
 
 
 EVENTS_OF_CELLS = ("exact_sequence", "all_words", "label_counts")
@@ -159,17 +161,20 @@ def _steps_of(finished: Sequence[Attempt]) -> tuple[set[str], set[str], set[str]
 
 
 def _rate_lines(judged: Sequence[Attempt], state: str, unjudged: int) -> list[str]:
-    """Return lines with the bound on the rate, and on steps out of time."""
-    finished = [a for a in judged if a.finished]
-    steps, leaked, late = _steps_of(finished)
-    lines = []
-    if len(steps) > 1 and not late and state != "in reach, not found":
-        k, n = len(leaked), len(steps) + unjudged
-        least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k + unjudged, n))
-        lines.append(f"rate at least {least}" if 2 * k >= n else f"rate at most {most}")
-    if late:
-        lines.append(_late_line([a for a in finished if a.step in late], len(late), len(steps)))
-    return lines
+    """Return the line with the bound on the rate: of a leak, what is proved."""
+    steps, leaked, late = _steps_of([a for a in judged if a.finished])
+    if len(steps) < 2 or late or state == "in reach, not found":
+        return []
+    k, n = len(leaked), len(steps) + unjudged
+    least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k + unjudged, n))
+    return [f"rate at least {least}" if k else f"rate at most {most}"]
+
+
+def _late_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Return the line on the steps out of time."""
+    finished = [a for a in attempts if a.finished]
+    steps, _, late = _steps_of(finished)
+    return [_late_line([a for a in finished if a.step in late], len(late), len(steps))] if late else []
 
 
 def _leak_lines(results: Results, judged: Sequence[Attempt], defense: str) -> list[str]:

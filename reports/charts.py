@@ -47,6 +47,8 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _MOST_TEXT = 26
 _LEFT = {"minExtent": 170, "maxExtent": 170, "labelLimit": 0}
 """Fixed room for names, in pixels, so that the layout does not depend on the fonts of the machine that draws."""
+_WIDEST_DIGIT = 4
+"""Further room for each character of a note, in pixels: the font of the reader may be wider than that of the machine that draws."""
 _FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 
 
@@ -229,7 +231,8 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
         side = {"align": "left", "dx": -2} if limit < 0.5 else {"align": "right", "dx": 2}
         layers.append(line | {"mark": above | side, "encoding": at | {"text": {"field": "text"}}})
     height: Any = 34 if one else {"step": 34}
-    return draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title)
+    room = 0 if one else max(len(bar.note) for bar in bars) * _WIDEST_DIGIT
+    return draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title, room=room)
 
 
 def _state_layer(state: str, x: dict[str, Any], attacks: Sequence[str], size: float) -> dict[str, Any]:
@@ -280,23 +283,25 @@ def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _ticks(steps: Sequence[int]) -> list[int]:
-    """Return at most eight of the audited steps as places of the ticks."""
-    if len(steps) <= 8:
-        return list(steps)
-    return [steps[round(i * (len(steps) - 1) / 7)] for i in range(8)]
+    """Return the places of the ticks: every audited step, or every n-th.
+
+    That is if there are more than twelve steps. Gaps of one size hide no step between others.
+    """
+    return list(steps[:: -(-len(steps) // 12)])
 
 
 def _clip(name: str) -> str:
     return name if len(name) <= _MOST_TEXT else name[: _MOST_TEXT - 1] + "…"
 
 
-def draw(spec: dict[str, Any], title: str, description: str = "") -> Markup:
+def draw(spec: dict[str, Any], title: str, description: str = "", room: int = 0) -> Markup:
     """Return the SVG of a Vega-Lite specification as a picture.
 
     Args:
         spec: the specification.
         title: name of the picture, for people who use a screen reader.
         description: the same as the picture in words, if the name does not say it.
+        room: further pixels at the right.
     """
     import vl_convert
 
@@ -310,8 +315,9 @@ def draw(spec: dict[str, Any], title: str, description: str = "") -> Markup:
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     }
+    padding = {"left": 4, "top": 4, "bottom": 4, "right": 4 + room}
     whole = (
-        {"padding": 4}
+        {"padding": padding}
         | spec
         | {
             "$schema": SCHEMA,

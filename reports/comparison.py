@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.evidence import gather
+from leakaudit.gate.evidence import OUT_OF_TIME, gather
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import ANY, Rule, Scope
 from leakaudit.results import bounds as stats
@@ -28,10 +28,12 @@ class Outcomes:
     """The steps that the gate counts."""
     unjudged: int = 0
     """Steps that nobody could judge."""
+    out_of_time: frozenset[str] = frozenset()
+    """Those among them whose searches all ran out of time."""
     lower: float = 0.0
     """Lower bound of the leak rate, as the gate computes it."""
     upper: float = 1.0
-    """Upper bound of the leak rate, as the gate computes it: a search that ran out of time counts as "no event"."""
+    """Upper bound of the leak rate, as the gate computes it."""
 
     @property
     def leaked(self) -> int:
@@ -88,7 +90,8 @@ def outcomes(
         found[step] = True if leaked else _unfinished(mine, event)
     numbers = judge_numbers(rule, evidence, confidence, max_unjudged)
     lower, upper = numbers.lower or 0.0, 1.0 if numbers.upper is None else numbers.upper
-    return Outcomes(found, evidence.unjudged, lower, upper)
+    late = frozenset(step for step, why in evidence.unjudged_steps.items() if why == OUT_OF_TIME)
+    return Outcomes(found, evidence.unjudged, late, lower, upper)
 
 
 def compare(before: Outcomes, after: Outcomes) -> str:
@@ -96,10 +99,11 @@ def compare(before: Outcomes, after: Outcomes) -> str:
 
     The p-value is that of the exact sign test over the finished steps. It is given only if the outcome differs in enough of them.
     """
-    both = [step for step in before.by_step if step in after.by_step]
+    tried = {*after.by_step} | after.out_of_time
+    both = [step for step in (*before.by_step, *sorted(before.out_of_time)) if step in tried]
     if not both:
         return "no step was tested both ways"
-    pairs = [(before.by_step[step], after.by_step[step]) for step in both]
+    pairs = [(before.by_step.get(step), after.by_step.get(step)) for step in both]
     finished = [(old, new) for old, new in pairs if old is not None and new is not None]
     stopped, opened = finished.count((True, False)), finished.count((False, True))
     leaks = sum(old for old, _ in finished)

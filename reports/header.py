@@ -25,9 +25,9 @@ class Fact:
 
 
 def headline(verdict: Verdict) -> Markup | None:
-    """Draw the deciding rule against its limit; None with fewer than two steps."""
+    """Draw the deciding rule against its limit; None without evidence."""
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
-    if rule is None or rule.n < 2 or rule.observed is None:
+    if rule is None or rule.n == 0 or rule.observed is None:
         return None
     # a limit on a count does not fit an axis of rates, so the limit of a rule on the rate of the same event is drawn
     companions = (r for r in verdict.rules if r.kind == "max_rate" and r.subject == rule.subject)
@@ -38,8 +38,10 @@ def headline(verdict: Verdict) -> Markup | None:
         note = f"{rule.subject} {number(rule.observed, rule.threshold)}"
     else:
         rate, leaks = rule.k / rule.n, rule.k > 0
-        note = f"{rule.k} of {rule.n} steps"
-    note += f", {percent(rule.confidence)} bounds {rule_bounds(rule)}" if rule.upper is not None else ""
+        note = f"{rule.k} of {counted(rule.n, 'step')}"
+    if rule.upper is not None:
+        one = f"{percent(rule.lower or 0.0)} to {percent(rule.upper)}"  # the bar of one step is as long as what is not known
+        note += f", {percent(rule.confidence)} bounds {one if rule.n == 1 else rule_bounds(rule)}"
     text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
     clean = (
         rule.status is Status.PASS and not rule.censored

@@ -365,6 +365,10 @@ def _letters(rank: int) -> str:
     return text
 
 
+MOST_EMPTY_CLASSES = 12
+"""Most classes of which those without an example or a guess are rows as well. Our choice: such a table stays short."""
+
+
 def _label_rows(sample: LabelSample, letters: Mapping[int, str], mode: TextMode) -> tuple[tuple[str, int, int], ...]:
     named = mode is TextMode.FULL and sample.names is not None
     size = max(len(sample.true_counts), len(sample.guess_counts))
@@ -374,6 +378,6 @@ def _label_rows(sample: LabelSample, letters: Mapping[int, str], mode: TextMode)
     rows = [
         (names[i] if i < len(names) else letters.get(i, f"class {_letters(i)}"), true[i], guess[i])
         for i in range(size)
-        if true[i] or guess[i]
+        if size <= MOST_EMPTY_CLASSES or true[i] or guess[i]
     ]
     return tuple(rows if named else sorted(rows, key=lambda row: (len(row[0]), row[0])))

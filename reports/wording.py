@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from datetime import datetime
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
@@ -35,6 +37,14 @@ def meaning(verdict: Verdict) -> str:
 
 OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}
 """Outcome of a text that was not recovered -> its wording in the report."""
+
+
+_COUNTS = re.compile(r"\d[\d,.]*(?:-\d+)?(?: to \d+(?:-\d+)?)?")
+
+
+def without_repeats(reasons: Iterable[str]) -> list[str]:
+    """Return reasons, and of those that differ in numbers only the first."""
+    return list({_COUNTS.sub("#", reason): reason for reason in reversed(list(reasons))}.values())[::-1]
 
 
 def rule_bounds(rule: RuleVerdict) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from leakaudit.gate.controls import trusted
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy, Rule
@@ -45,18 +46,19 @@ def _sure_to_fail(rule: Rule, results: Results, policy: Policy) -> bool:
     """Return whether a rule that fails will fail whatever the next steps show."""
     if rule.max_count is not None or rule.statistic == "max":
         return True
-    counts = _counts(rule, results)
+    counts = _counts(rule, results, policy)
     if counts is None:
         return False
-    k, n, limit, _ = counts
-    return confidence_sequence(k, n, confidence=policy.statistics.confidence, prior=policy.nights.prior).lower > limit
+    k, n, limit, unjudged = counts
+    sure, prior = policy.statistics.confidence, policy.nights.prior
+    return confidence_sequence(k, n + unjudged, confidence=sure, prior=prior).lower > limit
 
 
 def _bounded(rule: Rule, results: Results, policy: Policy) -> bool | None:
     """Return whether a limit holds at all looks; None for a rule without a rate."""
     if rule.max_count is not None or rule.statistic == "max":
         return None
-    counts = _counts(rule, results)
+    counts = _counts(rule, results, policy)
     if counts is None:
         return False
     k, n, limit, unjudged = counts
@@ -64,14 +66,14 @@ def _bounded(rule: Rule, results: Results, policy: Policy) -> bool | None:
     return confidence_sequence(k + unjudged, n + unjudged, confidence=sure, prior=prior).upper <= limit
 
 
-def _counts(rule: Rule, results: Results) -> tuple[int, int, float, int] | None:
+def _counts(rule: Rule, results: Results, policy: Policy) -> tuple[int, int, float, int] | None:
     """Return exceedances, steps, the limit of their rate, and unjudged steps.
 
     None for the mean of a score, which has no such bound.
     """
     if rule.statistic == "mean":
         return None
-    evidence = gather_own(results, rule)
+    evidence = gather_own(results, rule, trusted(results, policy, rule))
     if rule.max_rate is not None:
         return (
             sum(value > 0 for value in evidence.values.values()),

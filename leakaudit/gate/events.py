@@ -74,6 +74,29 @@ def _any_sequence(decides: Callable[[SequenceScore], bool]) -> Callable[[Attempt
     return lambda attempt: any(map(decides, attempt.sequences))
 
 
+def _every_sequence(decides: Callable[[SequenceScore], bool]) -> Callable[[Attempt], bool]:
+    """Return the test whether every text is decided that holds a token."""
+
+    def decided(attempt: Attempt) -> bool:
+        texts = [sequence for sequence in attempt.sequences if sequence.min_tokens_bucket != "0"]
+        return bool(texts) and all(map(decides, texts))
+
+    return decided
+
+
+def _every_long_one(decides: Callable[[SequenceScore], bool]) -> Callable[[Attempt], bool]:
+    """Return the test whether every long text is decided.
+
+    Without a long one, the step is left out anyway, so one decided text is enough.
+    """
+
+    def decided(attempt: Attempt) -> bool:
+        long_ones = [sequence for sequence in attempt.sequences if sequence.long_enough]
+        return all(map(decides, long_ones)) if long_ones else any(map(decides, attempt.sequences))
+
+    return decided
+
+
 def _guessed(sequence: SequenceScore) -> bool:
     return sequence.exact is not None
 
@@ -95,7 +118,7 @@ EVENTS: dict[str, Event] = {
     "exact_sentence": Event(
         happened=_recorded("exact_sentence"),
         every_word=True,
-        decided=_any_sequence(_guessed),
+        decided=_every_long_one(_guessed),
         clause="at least one sentence of {tokens}+ tokens was recovered exactly",
         inverted="was a sentence of {tokens}+ tokens recovered exactly",
         denial="no sentence of {tokens}+ tokens was recovered exactly",
@@ -108,7 +131,7 @@ EVENTS: dict[str, Event] = {
     "exact_sequence": Event(
         happened=_recorded("exact_sequence"),
         every_word=True,
-        decided=_any_sequence(_guessed),
+        decided=_every_sequence(_guessed),
         clause="at least one whole text{any_length} was recovered exactly",
         inverted="was a whole text{any_length} recovered exactly",
         denial="no whole text{any_length} was recovered exactly",
@@ -133,7 +156,7 @@ EVENTS: dict[str, Event] = {
     "most_words": Event(
         happened=_recorded("most_words"),
         kind="words",
-        decided=_any_sequence(_most_words_decided),
+        decided=_every_long_one(_most_words_decided),
         clause="at least half of the words of a text of {tokens}+ tokens came back",
         inverted="did half of the words of a text of {tokens}+ tokens come back",
         denial="less than half of the words of each text of {tokens}+ tokens came back",
@@ -145,7 +168,7 @@ EVENTS: dict[str, Event] = {
     "in_reach": Event(
         happened=_any_sequence(_in_reach),
         every_word=True,
-        decided=_any_sequence(lambda sequence: sequence.outcome is not None),
+        decided=_every_long_one(lambda sequence: sequence.outcome is not None),
         clause="a text of {tokens}+ tokens was in reach of an attack",
         inverted="was a text of {tokens}+ tokens in reach of an attack",
         denial="no text of {tokens}+ tokens was in reach of an attack",

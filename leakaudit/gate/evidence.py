@@ -17,7 +17,7 @@ from leakaudit.gate.policy import SHIPPED, Rule
 from leakaudit.gate.verdict import Worst
 from leakaudit.results.as_sent import seen_under, shipped_column
 from leakaudit.results.lengths import bounds_of
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, Score, SequenceScore, StepRecord
+from leakaudit.results.schema import Attempt, AttemptStatus, Kind, Results, Score, SequenceScore, StepRecord
 from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
@@ -27,9 +27,12 @@ _WITHOUT_RESULT = (AttemptStatus.ERROR, AttemptStatus.SKIPPED, AttemptStatus.NOT
 """How attempts end that were due and say nothing. One that was not needed is not due if the rule also asks the attack that recovered the texts."""
 
 
+OUT_OF_TIME = "out of time"
+"""Why a step is not judged on which every attack that could tell ran out of time."""
+
 _WITHOUT_EVIDENCE = {
     AttemptStatus.RAN: "no attack that finished can tell",
-    AttemptStatus.BUDGET_EXHAUSTED: "out of time",
+    AttemptStatus.BUDGET_EXHAUSTED: OUT_OF_TIME,
     AttemptStatus.ERROR: "crashed",
     AttemptStatus.SKIPPED: "skipped",
     AttemptStatus.NOT_NEEDED: "not needed by another attack",
@@ -47,7 +50,7 @@ class Evidence:
     worst: Worst | None
     attacks: tuple[str, ...]
     censored: int
-    """Attempts that ran out of time without an event."""
+    """Attempts that ran out of time without an event, or without a score above the limit."""
     finished: int
     """Attempts that are evidence, whether they ran to their end or ran out of time."""
     lost: int
@@ -72,6 +75,8 @@ class Evidence:
     """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them."""
     unjudged_steps: Mapping[str, str] = field(default_factory=dict)
     """Steps that could have the event, were attacked and could not be judged -> why, in words."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """Verified steps among them -> the score that an attack had reached, for a rule on a metric. More time or a better attack may reach more."""
 
     @property
     def unjudged(self) -> int:
@@ -87,29 +92,32 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
         rule: the rule.
         defense: a defence of the audit.
         trusted: attacks that have read a canary; None for all. A step on which only other attacks found nothing is not judged. If none of the
-            attacks behind the rule is trusted, they all count, and the caller says so.
+            attacks behind the rule is trusted, they all count, and the caller says so. A step on which no attack ran to its end and nothing came
+            back is not judged either.
     """
     results = seen_under(results, defense)
     scope = _RuleScope(results, rule, defense)
-    steps = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
-    if trusted is not None and (readers := trusted & {a.attack for found in steps.values() for a in found.attempts}):
-        steps = {name: scope.as_trusted(found, readers) for name, found in steps.items()}
+    tried = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
+    made = [attempt for found in tried.values() for attempt in found.attempts]
+    attacks = {attempt.attack for attempt in made}
+    readers = (attacks if trusted is None else trusted & attacks) or attacks
+    steps = {name: scope.judged(found, readers) for name, found in tried.items()}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
     values = {name: max(scope.value(a) for a in found.attempts) for name, found in steps.items() if found.attempts}
     left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
-    attacks = {attempt.attack for attempt in attempts}
+    unjudged = {name: found.unjudged for name, found in steps.items() if found.unjudged}
     return Evidence(
         values=values,
         worst=_worst(attempts, scope),
         attacks=tuple(name for name in scope.known if name in attacks),
-        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and scope.value(a) == 0 for a in attempts),
-        finished=len(attempts),
+        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and not scope.settles(a) for a in made),
+        finished=len(made),
         lost=sum(found.lost for found in steps.values()),
         due=sum(found.due for found in steps.values()),
         left_out=left_out,
         silent=silent,
         bounding=sum(found.bounding for found in steps.values()),
-        problem="" if values else _why_nothing(scope, left_out, silent),
+        problem="" if values else _why_nothing(scope, left_out, silent, {*unjudged.values()}),
         repeated=len(results.steps) - len(scope.by_step),
         beyond=sum(
             not any(a.leaked for a in found.attempts)
@@ -118,14 +126,15 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
         ),
         limited=tuple(name for name in scope.asked if name in scope.limited),
         reach=_reach([a for name in values for a in scope.by_step[name]], rule),
-        unjudged_steps={name: found.unjudged for name, found in steps.items() if found.unjudged},
+        unjudged_steps=unjudged,
+        least=scope.reached(unjudged) if rule.metric is not None else {},
     )
 
 
-def gather_own(results: Results, rule: Rule) -> Evidence:
+def gather_own(results: Results, rule: Rule, trusted: AbstractSet[str] | None = None) -> Evidence:
     """Collect the evidence for a rule under the defence that its scope names."""
     defense = rule.scope.defense
-    return gather(results, rule, shipped_column(results) if defense == SHIPPED else defense)
+    return gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, trusted)
 
 
 def usable(step: StepRecord) -> bool:
@@ -180,13 +189,13 @@ class _RuleScope:
     def asked(self) -> list[str]:
         """Attacks that are due on every step.
 
-        These are the wanted attacks, except those that look for something else, or ran, and could not show the event on any step.
+        These are the wanted attacks, except those that look for something else, or ran under this defence, and could not show the event on any
+        step.
         """
-        about_texts = _about_texts(self.rule, self.results)
-        others = {
-            name for name, entry in self.results.catalogue.attacks.items() if (entry.goal == "labels") == about_texts
-        }
-        ran = {a.attack for a in self.results.attempts if a.status is AttemptStatus.RAN}
+        goals = _goals(self.rule, self.results)
+        others = {name for name, entry in self.results.catalogue.attacks.items() if entry.goal not in goals}
+        mine = (a for a in self.results.attempts if a.defense == self.defense)
+        ran = {a.attack for a in mine if a.status is AttemptStatus.RAN}
         return [name for name in self.wanted if name in self.able or name not in ran | others]
 
     @cached_property
@@ -261,12 +270,24 @@ class _RuleScope:
         unjudged = "" if evidence else self._why_unjudged(step, tried)
         return _StepEvidence(evidence, due, lost, bounding=bool(evidence) and bounds, unjudged=unjudged)
 
-    def as_trusted(self, found: _StepEvidence, readers: AbstractSet[str]) -> _StepEvidence:
-        """Return what a step contributes if only `readers` can show that it is clean."""
-        if not found.attempts or any(a.attack in readers or self._proves(a) for a in found.attempts):
+    def judged(self, found: _StepEvidence, readers: AbstractSet[str]) -> _StepEvidence:
+        """Return what a step contributes if only `readers` can show that it is clean.
+
+        They can if they ran to their end.
+        """
+        if not found.attempts or any(map(self.settles, found.attempts)):
             return found
-        blind = "only attacks that did not read their canary could tell"
-        return _StepEvidence(due=found.due, lost=found.lost, unjudged=blind)
+        mine = [a for a in found.attempts if a.attack in readers]
+        if any(a.status is AttemptStatus.RAN for a in mine):
+            return found
+        why = OUT_OF_TIME if mine else "only attacks that did not read their canary could tell"
+        return _StepEvidence(due=found.due, lost=found.lost, unjudged=why)
+
+    def reached(self, steps: Iterable[str]) -> dict[str, float]:
+        """Return the highest score of each verified step, for steps that have one."""
+        bounding = {step.id for step in self.results.steps if step.verification.status.bounds}
+        found = {name: [self.value(a) for a in self.by_step[name] if self.could_show(a)] for name in steps}
+        return {name: max(values) for name, values in found.items() if values and name in bounding}
 
     def _why_unjudged(self, step: StepRecord, tried: Sequence[Attempt]) -> str:
         """Return why a step without evidence could not be judged.
@@ -333,6 +354,13 @@ class _RuleScope:
             return self.value(attempt) > 0
         return self.rule.statistic == "max" and self.value(attempt) > self.rule.threshold
 
+    def settles(self, attempt: Attempt) -> bool:
+        """Return whether one attempt shows on which side of the limit a verified step is.
+
+        A score above a limit on the 95th percentile does: only the number of such steps matters. A mean depends on the score itself.
+        """
+        return self._proves(attempt) or (self.rule.statistic == "p95" and self.value(attempt) > self.rule.threshold)
+
     def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
         """Return whether one attack was due on a step and gave no usable result."""
         return not usable(step) or all(
@@ -378,6 +406,16 @@ def _counts(rule: Rule, sequence: SequenceScore) -> bool:
     return rule.min_tokens is None or (bounds is not None and bounds[0] >= rule.min_tokens)
 
 
+def _goals(rule: Rule, results: Results) -> tuple[Kind, ...]:
+    """Return what attacks must look for to tell something about a rule.
+
+    A bag of words has no order, so it shows no whole text.
+    """
+    if not _about_texts(rule, results):
+        return ("labels",)
+    return ("text",) if rule.event is not None and EVENTS[rule.event].kind == "text" else ("text", "words")
+
+
 def _about_texts(rule: Rule, results: Results) -> bool:
     """Return whether a rule is about texts and not about labels."""
     if rule.event is not None:
@@ -415,7 +453,7 @@ def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 
-def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
+def _why_nothing(scope: _RuleScope, left_out: int, silent: int, reasons: AbstractSet[str]) -> str:
     """Return why there is no evidence: the first reason that applies."""
     results, rule, defense = scope.results, scope.rule, scope.defense
     wanted, known = scope.wanted, scope.known
@@ -434,18 +472,25 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int) -> str:
         columns = sorted({a.defense for a in results.attempts})
         return f"defence {defense!r} was not tested{_near(defense, columns)}"
     if silent:
-        them = "it" if silent == 1 else "them"
-        if not any(usable(step) and not step.verification.status.bounds for step in results.steps):
-            return (
-                f"of {counted(silent, 'step')} the words that a language model only predicts were not kept (`keep: auto`), and nothing of the "
-                f"kind came back from {them}"
-            )
-        return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {them}"
+        return _why_silent(results, silent)
     if left_out:
         return f"no audited step holds a text of {rule.min_tokens or results.min_tokens}+ tokens"
     if scope.beyond and any(attempt.attack in scope.limited for attempt in attempts):
         return _beyond_their_limit(scope, attempts)
+    if reasons == {OUT_OF_TIME}:
+        return "every attack that could show it ran out of time"
     return (EVENTS[rule.event].undecided if rule.event else "") or _how_they_ended(attempts)
+
+
+def _why_silent(results: Results, silent: int) -> str:
+    """Say that steps were kept in part, or cannot be verified."""
+    them = "it" if silent == 1 else "them"
+    if any(usable(step) and not step.verification.status.bounds for step in results.steps):
+        return f"{counted(silent, 'step')} cannot be verified, and nothing of the kind came back from {them}"
+    return (
+        f"of {counted(silent, 'step')} the words that a language model only predicts were not kept (`keep: auto`), and nothing of the "
+        f"kind came back from {them}"
+    )
 
 
 def _beyond_their_limit(scope: _RuleScope, attempts: Iterable[Attempt]) -> str:

@@ -52,7 +52,8 @@ def judge_numbers(rule: Rule, evidence: Evidence, confidence: float, max_unjudge
         return _judge_event(rule, sum(value > 0 for value in values), len(values), unknown, feared, confidence)
     if rule.statistic == "max":
         return _judge_maximum(rule, values, feared)
-    return _judge_metric(rule, values, unknown, feared, confidence)
+    least = [*values, *(evidence.least.get(name, 0.0) for name in evidence.unjudged_steps)]
+    return _judge_metric(rule, values, least, [*values, *[1.0] * feared], confidence)
 
 
 def tolerated(evidence: Evidence, max_unjudged: float | None) -> bool:
@@ -83,9 +84,13 @@ def _judge_maximum(rule: Rule, values: Sequence[float], feared: int) -> Outcome:
     return Outcome(status, len(values), observed=most, compared=most, method="the largest value seen")
 
 
-def _judge_metric(rule: Rule, values: Sequence[float], unknown: int, feared: int, confidence: float) -> Outcome:
-    """Judge a rule on the mean or the 95th percentile of a metric over steps."""
-    least, most = [*values, *[0.0] * unknown], [*values, *[1.0] * feared]
+def _judge_metric(
+    rule: Rule, values: Sequence[float], least: Sequence[float], most: Sequence[float], confidence: float
+) -> Outcome:
+    """Judge a rule on the mean or the 95th percentile of a metric over steps.
+
+    `least` and `most` also hold the unjudged steps, with the scores that they have at least, and that they may have.
+    """
     if rule.statistic == "mean":
         observed, (low, high) = fmean(values), (stats.mean_bounds(found, confidence) for found in (least, most))
     else:

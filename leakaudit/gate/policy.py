@@ -50,11 +50,12 @@ class EvidencePolicy(_Policy):
     """Largest share of the attempts due for a rule that may be lost. An attempt is lost if it crashed, was skipped or was never made, or
     if the update of its step does not come from the kept batch."""
     max_censored: Fraction = 0.20
-    """Largest share of the attempts that may run out of time without an event. They count as "no event"."""
+    """Largest share of the attempts that may run out of time without an event. A step on which no other attack ran to its end was not judged
+    (`max_unjudged`)."""
     max_unjudged: Fraction | None = None
     """Largest share of the audited steps that no attack could judge and that then do not count as leaks. Without this key each such step counts
     as a leak where a rule is to pass. A step is not judged if no attack applies to it, if it has as many tokens as the hidden size and no attack
-    reads beyond, if it cannot be verified, or if only attacks that did not read their canary found nothing."""
+    reads beyond, if its attacks ran out of time, if it cannot be verified, or if only attacks that did not read their canary found nothing."""
     min_tokens: int = Field(default=8, ge=1)
     """Number of tokens from which a text must count in the rules on long texts. Where the audit counts longer texts only (its own `min_tokens`
     is larger), these rules do not pass."""

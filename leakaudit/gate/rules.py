@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
@@ -43,6 +43,7 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
 
 def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
     readers = trusted(results, policy, rule)
+    gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
     evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
     confidence = policy.statistics.confidence
     outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
@@ -103,6 +104,17 @@ def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozen
         sentence=" ".join(sentences(finding)),
         worst=evidence.worst,
     )
+
+
+def _upside_down(results: Results, rule: Rule) -> str:
+    """Return a sentence if a lower score means that more leaked.
+
+    The highest score of a step then says nothing about its worst attack.
+    """
+    metric = results.catalogue.metrics.get(rule.metric or "")
+    if metric is None or metric.higher_is_better:
+        return ""
+    return f"A lower {metric.label} means that more leaked, so a limit on its largest value shows nothing."
 
 
 def _too_short(results: Results, policy: Policy, rule: Rule) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from leakaudit.gate.controls import trusted
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy, Rule
 from leakaudit.history.keys import changed, in_words, keys_of
@@ -122,7 +123,7 @@ def compare(
     if _marks(base, "unit") & _marks(new, "unit"):
         shared = len(_marks(base, "unit") & _marks(new, "unit"))
         notes.append(f"{counted(shared, 'step')} of the second audit repeat the first one's: they are no new evidence.")
-    differences = tuple(_difference(rule, base, new, policy.statistics.confidence) for rule in _rules(policy))
+    differences = tuple(_difference(rule, base, new, policy) for rule in _rules(policy))
     return replace(start, differences=differences, notes=tuple(notes))
 
 
@@ -179,8 +180,9 @@ def _attacks(rule: Rule) -> str:
     return "any" if rule.scope.attacks is None else ", ".join(rule.scope.attacks)
 
 
-def _difference(rule: Rule, base: Results, new: Results, confidence: float) -> Difference:
-    first, second = _outcomes(base, rule), _outcomes(new, rule)
+def _difference(rule: Rule, base: Results, new: Results, policy: Policy) -> Difference:
+    first, second = (_outcomes(found, rule, policy) for found in (base, new))
+    confidence = policy.statistics.confidence
     attack = _attacks(rule)
     pairs = _pairs(base, new, first, second)
     if pairs:
@@ -275,8 +277,9 @@ def difference_of_rates(base: tuple[int, int], new: tuple[int, int], confidence:
     )
 
 
-def _outcomes(results: Results, rule: Rule) -> dict[str, bool]:
-    return {name: value > 0 for name, value in gather_own(results, rule).values.items()}
+def _outcomes(results: Results, rule: Rule, policy: Policy) -> dict[str, bool]:
+    found = gather_own(results, rule, trusted(results, policy, rule))
+    return {name: value > 0 for name, value in found.values.items()}
 
 
 def _pairs(

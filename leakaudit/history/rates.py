@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from leakaudit.gate.controls import trusted
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy, Rule, Scope
 from leakaudit.history.record import Rate
@@ -31,8 +32,10 @@ def rates_of(results: Results, policy: Policy, known: Collection[str] = ()) -> t
     for rule in policy.rules:
         if rule.event is None:
             continue
-        whole = _rate(results, rule, "any" if rule.scope.attacks is None else ", ".join(rule.scope.attacks), fresh)
-        for rate in (whole, *_by_attack(results, rule, fresh)):
+        whole = _rate(
+            results, rule, "any" if rule.scope.attacks is None else ", ".join(rule.scope.attacks), fresh, policy
+        )
+        for rate in (whole, *_by_attack(results, rule, fresh, policy)):
             other = found.get(rate.series)
             limits = [one.limit for one in (rate, other) if one is not None and one.limit is not None]
             found[rate.series] = rate.model_copy(update={"limit": min(limits, default=None)})
@@ -45,8 +48,8 @@ def repeated_steps(results: Results, known: Collection[str]) -> int:
     return len(marks) - len({*marks} - {*known})
 
 
-def _rate(results: Results, rule: Rule, attack: str, fresh: Collection[str]) -> Rate:
-    evidence = gather_own(results, rule)
+def _rate(results: Results, rule: Rule, attack: str, fresh: Collection[str], policy: Policy) -> Rate:
+    evidence = gather_own(results, rule, trusted(results, policy, rule))
     leaked = {name for name, value in evidence.values.items() if value > 0}
     return Rate(
         event=rule.event or "",
@@ -62,11 +65,13 @@ def _rate(results: Results, rule: Rule, attack: str, fresh: Collection[str]) -> 
     )
 
 
-def _by_attack(results: Results, rule: Rule, fresh: Collection[str]) -> Iterator[Rate]:
+def _by_attack(results: Results, rule: Rule, fresh: Collection[str], policy: Policy) -> Iterator[Rate]:
     """Yield the rate of each attack that is evidence; none for a single one."""
-    attacks = gather_own(results, rule).attacks
+    attacks = gather_own(results, rule, trusted(results, policy, rule)).attacks
     if len(attacks) < 2:
         return
     for attack in attacks:
         scope = Scope(defense=rule.scope.defense, attack=attack)
-        yield _rate(results, rule.model_copy(update={"scope": scope}), attack, fresh).model_copy(update={"limit": None})
+        yield _rate(results, rule.model_copy(update={"scope": scope}), attack, fresh, policy).model_copy(
+            update={"limit": None}
+        )

@@ -24,7 +24,7 @@ from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
 from leakaudit.results.lengths import bounds_of
-from leakaudit.results.recovery import FOUND
+from leakaudit.results.recovery import FOUND, LEAST_SHARE
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
@@ -213,12 +213,19 @@ def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
     if isinstance(whole, Score) and at_least(attempt, "label_exact", 1.0) != at_least(attempt, "label_accuracy", 1.0):
         yield f"label_exact is {whole.value:g}, but the label accuracy contradicts it"
     for sequence in attempt.sequences:
-        if sequence.exact and {sequence.scores.get(name, 1.0) for name in (*_IN_ORDER, "token_precision")} != {1.0}:
-            yield f"sequence {sequence.id} is exact, but its scores are not 1"
-        if sequence.exact and sequence.token_recall != 1.0:
-            yield f"sequence {sequence.id} is exact, but its token recall is not 1"
-        if sequence.exact is not None and sequence.token_recall is None:
-            yield f"sequence {sequence.id} was guessed, but has no token recall"
+        yield from _sequence(sequence)
+
+
+def _sequence(sequence: SequenceScore) -> Iterator[str]:
+    """Compare the scores of one sequence with each other."""
+    if sequence.exact and {sequence.scores.get(name, 1.0) for name in (*_IN_ORDER, "token_precision")} != {1.0}:
+        yield f"sequence {sequence.id} is exact, but its scores are not 1"
+    if sequence.exact and sequence.token_recall != 1.0:
+        yield f"sequence {sequence.id} is exact, but its token recall is not 1"
+    if sequence.proved and (sequence.token_recall or 0.0) < LEAST_SHARE:
+        yield f"sequence {sequence.id} is proved, but most of its words did not come back"
+    if sequence.exact is not None and sequence.token_recall is None:
+        yield f"sequence {sequence.id} was guessed, but has no token recall"
 
 
 def _best(attempt: Attempt) -> Iterator[str]:

@@ -9,6 +9,7 @@ from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
+from leakaudit.reports.wording import without_repeats
 from leakaudit.results.regime import regime_in_words
 from leakaudit.results.schema import AttemptStatus, Results
 from leakaudit.results.wording import counted
@@ -31,16 +32,20 @@ def section(redacted: RedactedResult) -> Section:
 def _unfinished(results: Results) -> list[dict[str, str]]:
     """Return the attacks that did not run to their end, with the reason."""
     words = {AttemptStatus.ERROR: "crashed"}
-    states: Counter[tuple[str, str, str]] = Counter()
+    states: Counter[tuple[str, str]] = Counter()
+    reasons: dict[tuple[str, str], list[str]] = {}
     for attempt in results.attempts:
         if not attempt.finished:
             where = "" if attempt.defense == OBSERVED else f" under {attempt.defense}"
             word = words.get(attempt.status, attempt.status.value.replace("_", " "))
-            states[f"attack {attempt.attack}{where}", word, attempt.reason] += 1
-    return [
-        {"what": what, "why": f"{word} in {counted(n, 'attempt')}" + (f": {reason}" if reason else "")}
-        for (what, word, reason), n in states.items()
-    ]
+            key = (f"attack {attempt.attack}{where}", word)
+            states[key] += 1
+            reasons.setdefault(key, []).append(attempt.reason)
+    found = []
+    for (what, word), n in states.items():
+        why = "; ".join(without_repeats(filter(None, reasons[what, word])))
+        found.append({"what": what, "why": f"{word} in {counted(n, 'attempt')}" + (f": {why}" if why else "")})
+    return found
 
 
 def _steps_left_out(results: Results, verdict: Verdict) -> list[dict[str, str]]:

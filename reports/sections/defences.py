@@ -41,27 +41,28 @@ def section(redacted: RedactedResult) -> Section | None:
     }
     rows, bars = [], []
     for defense, seen in found.items():
-        k, n, late = seen.leaked, seen.finished, seen.open
+        k, n, late = seen.leaked, len(seen.by_step), seen.open + len(seen.out_of_time)
         lower, upper = seen.lower, seen.upper
-        note = f"{k} of {n + late}" + (f", {late} not finished" if late else "")
-        note += f", {seen.unjudged} not judged" if seen.unjudged else ""
+        others = seen.unjudged - len(seen.out_of_time)
+        note = (f"{k} of {n}" if n else "none judged") + (f", {late} not finished" if late else "")
+        note += f", {others} not judged" if others else ""
         rows.append(
             {
                 "name": shown_name(results, defense),
-                "seen": note if n + late else "no evidence",
-                "bounds": f"{percent(lower)} to {percent(upper)}" if n > 1 else "none",
+                "seen": note if n or late else "no evidence",
+                "bounds": f"{percent(lower)} to {percent(upper)}" if seen.finished > 1 else "none",
                 "paired": _paired(defense, shipped, compare(found[OBSERVED], seen)),
                 "attacker": _attacker(defense, shipped),
             }
         )
         if n + late > 1:
-            state = _bar_state(k, n, late + seen.unjudged)
-            bars.append(RateBar(plain(shown_name(results, defense)), k / (n + late), lower, upper, note, state))
+            state = _bar_state(k, seen.finished, late + others)
+            bars.append(RateBar(plain(shown_name(results, defense)), k / max(1, n), lower, upper, note, state))
     limit = rule.threshold if rule.kind == "max_rate" else None
     text = f"{rule.id} allows {percent(limit)}" if limit is not None else ""
     what = EVENTS[rule.subject].short if rule.subject in EVENTS else f"{rule.subject} came back"
     lead = f"Share of steps in which {what} (rule {rule.id})."
-    if any(seen.open for seen in found.values()):
+    if any(seen.open or seen.out_of_time for seen in found.values()):
         lead += " A step that was not finished takes no part in the sign test."
     if any(bar.found == "open" for bar in bars):
         lead += f" A hollow dot shows no protection: it has unfinished steps, or fewer than {stats.MIN_STEPS_FOR_SIGN_TEST} steps."

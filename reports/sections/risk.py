@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from leakaudit.gate.policy import SHIPPED
 from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import run_time
+from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
@@ -46,7 +50,9 @@ def _risk(results: Results, verdict: Verdict) -> str:
     rule = _worst_rule(verdict)
     if rule is None or rule.worst is None:
         if any(rule.n for rule in verdict.rules):
-            return "No attack recovered anything that a rule of this policy asks about."
+            few = max(rule.unjudged for rule in verdict.rules)
+            more = f" Up to {counted(few, 'step')} could not be judged." if few else ""
+            return f"No attack recovered anything that a rule of this policy asks about.{more}"
         return "Nothing was measured that a rule of this policy asks about."
     worst = rule.worst
     step = next((s.step for s in results.steps if s.id == worst.step), worst.step)
@@ -60,7 +66,7 @@ def _risk(results: Results, verdict: Verdict) -> str:
 
 def _way_out(results: Results, verdict: Verdict) -> str:
     if verdict.verdict is Status.PASS:
-        return "The policy is met already."
+        return _met(results, verdict)
     if verdict.verdict is Status.ERROR:
         return "Fix the problems with the evidence first."
     if not verdict.alternatives:
@@ -74,6 +80,17 @@ def _way_out(results: Results, verdict: Verdict) -> str:
     if undecided and verdict.verdict is Status.FAIL:
         return f"No tested defence passes yet. Undecided for lack of evidence: {', '.join(undecided)}."
     return "No tested defence passes."
+
+
+def _met(results: Results, verdict: Verdict) -> str:
+    """Say under which defence a policy is met."""
+    looked = dict.fromkeys(rule.defense for rule in verdict.rules if rule.level == "error")
+    if {SHIPPED, shipped_column(results)} & {*looked}:
+        return "The policy is met already."
+    back = in_words(recovered(results, shipped_column(results)))
+    return f"The policy is met under {', '.join(looked)}, which the run does not ship" + (
+        f"; from the update that it ships, {back} came back." if back else "."
+    )
 
 
 def _loss(results: Results, alternative: Alternative) -> float:

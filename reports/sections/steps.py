@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from leakaudit.gate.wording import percent
-from leakaudit.reports.cells import OBSERVED, attack_names, state_of
+from leakaudit.reports.cells import OBSERVED, attack_names, state_of, unjudged_by
 from leakaudit.reports.charts import STATES, StepMark, step_chart
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.redaction import RedactedResult
@@ -42,14 +43,15 @@ def section(redacted: RedactedResult) -> Section:
     usable = [s for s in results.steps if s.verification.status.attacked]
     by_step = _attempts_by_step(results, usable)
     silent = {step.id for step in usable if is_silent(step, by_step[step.id])}
-    steps = [
-        _step(step, by_step[step.id], attacks, _text_share if text else _label_share, step.id in silent)
-        for step in usable
-    ]
+    unsaid = _unsaid(results, attacks, by_step)
+    nobody = {step.id for step in usable if step.id in unsaid[""]} - silent
+    share_of = _text_share if text else _label_share
+    steps = [_step(step, by_step[step.id], attacks, share_of, step.id in silent, unsaid) for step in usable]
     marks = [
         StepMark(s.number, plain(name), state) for s in steps for name, state in zip(attacks, s.states, strict=True)
     ]
-    lead = _lead([step for step in usable if step.id not in silent], by_step, len(silent))
+    aside = _aside(len(silent), len(nobody))
+    lead = _lead([step for step in usable if step.id not in silent | nobody], by_step, aside)
     drawn = len(usable) > 1 and attacks
     gap = f"A dotted upright line is a step without a number for the {measured}, which is not the same as 0%."
     return Section(
@@ -83,12 +85,39 @@ def _step(
     attacks: Sequence[str],
     share_of: Callable[[Attempt], float | None],
     silent: bool,
+    unsaid: Mapping[str, AbstractSet[str]],
 ) -> _Step:
     shares = [share for a in attempts if (share := share_of(a)) is not None]
-    states = [state_of([a for a in attempts if a.attack == attack]) for attack in attacks]
+    states = [
+        _state([a for a in attempts if a.attack == attack], unjudged=step.id in unsaid[attack]) for attack in attacks
+    ]
     if silent:
         states = ["unverifiable" if state in _SEARCHED else state for state in states]
     return _Step(step.step, step.phase, max(shares) if shares and not silent else None, tuple(states))
+
+
+def _state(attempts: Sequence[Attempt], *, unjudged: bool) -> str:
+    """Return the state of one attack on one step.
+
+    An attack that the gate does not trust there found nothing that counts.
+    """
+    state = state_of(attempts)
+    return "not judged" if unjudged and state == "no leak event" else state
+
+
+def _unsaid(
+    results: Results, attacks: Sequence[str], by_step: Mapping[str, Sequence[Attempt]]
+) -> dict[str, AbstractSet[str]]:
+    """Return the steps about which each attack, and all together, say nothing."""
+    every = [attempt for found in by_step.values() for attempt in found]
+    tried = {name: [a for a in every if name in ("", a.attack)] for name in ("", *attacks)}
+    return {name: {*unjudged_by(results, mine, OBSERVED)[0]} for name, mine in tried.items()}
+
+
+def _aside(silent: int, unjudged: int) -> str:
+    """Return sentences on the steps that are not counted, with a blank before each."""
+    said = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
+    return said + (f" {counted(unjudged, 'step')} could not be judged." if unjudged else "")
 
 
 def _row(step: _Step) -> dict[str, Any]:
@@ -110,11 +139,10 @@ def _label_share(attempt: Attempt) -> float | None:
     return found.value if isinstance(found, Score) else None
 
 
-def _lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], silent: int) -> str:
+def _lead(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]], aside: str) -> str:
     """Return sentences on how many steps leaked, by the worst leak of each step."""
-    aside = f" {counted(silent, 'unverifiable step')} without a leak event {_be(silent)} not counted." if silent else ""
     if not steps:
-        return f"No step could be audited.{aside}"
+        return f"No step could be judged.{aside}"
     worst = {step.step: severity(by_step[step.id]) for step in steps}
     leaked = [number for number, found in worst.items() if found]
     kinds = [

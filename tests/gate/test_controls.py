@@ -6,9 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from leakaudit.gate import early
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import round_policy
 from leakaudit.gate.verdict import Status
+from leakaudit.history.rates import rates_of
 from leakaudit.results.schema import AttackEntry, Attempt, AttemptStatus, Kind, KindControl, Results, Tally
 from tests.support.factories import NOW, attempt, audit, changed, policy, results, step
 from tests.support.judging import RED_LINE, judge
@@ -137,3 +139,32 @@ def test_an_audit_of_labels_alone_needs_no_negative_control(goal: Kind, expected
     found = results([step(i) for i in range(CLEAN)], tried, negative=(0, 0))
     described = found.catalogue.model_copy(update={"attacks": {"llg": _goal(goal)}})
     assert judge(changed(found, catalogue=described), LABELS).verdict is expected
+
+
+def test_an_early_stop_and_the_nights_trust_whom_the_gate_trusts() -> None:
+    """Steps that only a blind attack found clean are not judged there either."""
+    ran, refused, many = AttemptStatus.RAN, AttemptStatus.NOT_APPLICABLE, 400
+    tried = [attempt(i, "span", status=ran if i < many - 20 else refused) for i in range(many)]
+    tried += [attempt(i, "tag") for i in range(many)]
+    whole = results([step(i) for i in range(many)], tried, positive=(3, 3), negative=(0, 3))
+    by = {"span": Tally(k=3, n=3), "tag": Tally(k=0, n=3)}
+    controls = whole.controls.model_copy(update={"kinds": {"text": KindControl(k=3, n=3, by=by)}})
+    blind = changed(whole, controls=controls)
+    rate = policy({"id": "rate", "event": "exact_sentence", "max_rate": 0.08})
+    assert early.decided(whole, rate, now=NOW) is Status.PASS
+    assert gate.evaluate(blind, rate, now=NOW).verdict is Status.PASS
+    assert early.decided(blind, rate, now=NOW) is None
+    counts = {night.attack: (night.n, night.unjudged) for night in rates_of(blind, rate)}
+    assert counts["any"] == (many - 20, 20)
+
+
+def test_an_early_fail_counts_unjudged_steps_as_clean() -> None:
+    """Thirty leaks of forty judged steps say less if 260 were not judged."""
+    tried = [
+        attempt(i, leaks=i < 30, status=AttemptStatus.RAN if i < 40 else AttemptStatus.NOT_APPLICABLE)
+        for i in range(300)
+    ]
+    found = results([step(i) for i in range(300)], tried)
+    rate = policy({"id": "rate", "event": "exact_sentence", "max_rate": 0.07})
+    assert gate.evaluate(found, rate, now=NOW).verdict is Status.FAIL
+    assert early.decided(found, rate, now=NOW) is None

@@ -19,7 +19,7 @@ from leakaudit.results.schema import (
     Score,
     VerificationStatus,
 )
-from tests.support.factories import attempt, audit, of_sequences, results, sequence, step, with_scores
+from tests.support.factories import attempt, audit, changed, of_sequences, results, sequence, step, with_scores
 from tests.support.judging import RATE, RED_LINE, judge
 
 
@@ -57,17 +57,102 @@ def test_a_step_that_fails_verification_does_not_count() -> None:
     assert "2 of 70 attempts (2.9%) crashed, were skipped or not needed, or had no usable update" in verdict.sentence
 
 
-def test_out_of_time_counts_as_no_event_but_not_without_limit() -> None:
-    """Ten of sixty attempts out of time may pass, fifteen may not."""
+def test_a_step_on_which_no_attack_ran_to_its_end_is_not_judged() -> None:
+    """A search that was cut short shows nothing, so a single one does not pass.
 
-    def late(many: int) -> Verdict:
-        states = [AttemptStatus.BUDGET_EXHAUSTED if i < many else AttemptStatus.RAN for i in range(60)]
-        attempts = [attempt(i, status=state) for i, state in enumerate(states)]
-        return judge(results([step(i) for i in range(60)], attempts), RED_LINE)
+    Another attack may judge the step; then the policy says how many attempts may be out of time.
+    """
+    late, ran = AttemptStatus.BUDGET_EXHAUSTED, AttemptStatus.RAN
 
-    assert (late(10).verdict, late(10).rules[0].censored) == (Status.PASS, 10)
-    assert late(15).verdict is Status.INCONCLUSIVE
-    assert "15 of 60 attempts (25%) ran out of time; the policy allows 20%." in late(15).sentence
+    def out_of_time(many: int, *beside: Attempt) -> Verdict:
+        attempts = [attempt(i, status=late if i < many else ran) for i in range(60)]
+        return judge(results([step(i) for i in range(60)], [*attempts, *beside]), RED_LINE)
+
+    rule = out_of_time(1).rules[0]
+    assert (rule.status, rule.k, rule.n, rule.unjudged, rule.censored) == (Status.INCONCLUSIVE, 0, 59, 1, 1)
+    assert "1 of 60 audited steps could not be judged (out of time): to pass, it counts as a leak." in rule.sentence
+    others = [attempt(i, "tag") for i in range(60)]
+    assert out_of_time(20, *others).verdict is Status.PASS
+    assert out_of_time(30, *others).verdict is Status.INCONCLUSIVE
+    assert "30 of 120 attempts (25%) ran out of time; the policy allows 20%." in out_of_time(30, *others).sentence
+    assert "every attack that could show it ran out of time" in out_of_time(60).sentence
+
+
+def test_a_search_that_was_cut_short_and_found_something_is_proof() -> None:
+    """What came back came back; a score of it is a lower bound."""
+    late = AttemptStatus.BUDGET_EXHAUSTED
+    steps = [step(i) for i in range(60)]
+    assert judge(results(steps, [attempt(i, leaks=True, status=late) for i in range(60)]), RED_LINE).rules[0].k == 60
+    scored = results(steps, [attempt(i, recall=0.9, status=late if i else AttemptStatus.RAN) for i in range(60)])
+    for statistic in ("mean", "p95", "max"):
+        rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+        assert judge(scored, rule).verdict is Status.FAIL, statistic
+    low = results(steps, [attempt(i, recall=0.1, status=late if i < 59 else AttemptStatus.RAN) for i in range(60)])
+    for statistic in ("mean", "p95", "max"):
+        rule = {"id": "m", "metric": "rougeL", "statistic": statistic, "max_value": 0.5}
+        assert judge(low, rule, evidence={"max_censored": 1, "min_steps": 1}).verdict is Status.INCONCLUSIVE, statistic
+
+
+def test_an_attack_that_ran_under_another_defence_is_missing_where_it_crashed() -> None:
+    """What it did there excuses nothing here."""
+    steps = [step(i) for i in range(60)]
+    tried = [attempt(i, "tag") for i in range(60)] + [attempt(i, "tag", "prune") for i in range(60)]
+    tried += [attempt(i, "span", status=AttemptStatus.ERROR) for i in range(60)]
+    unscored = attempt(0, "span", "prune", kind="labels")
+    tried += [unscored.model_copy(update={"step": steps[i].id}) for i in range(60)]
+    rule = judge(results(steps, tried), RED_LINE).rules[0]
+    assert (rule.status, rule.due, rule.lost) == (Status.INCONCLUSIVE, 120, 60)
+
+
+def test_a_bag_of_words_that_crashed_is_not_missing_for_a_rule_on_whole_texts() -> None:
+    """It could not have shown one; for a rule on words it is missing."""
+    tried = [attempt(i, "span") for i in range(60)]
+    tried += [attempt(i, "rows", status=AttemptStatus.ERROR) for i in range(60)]
+    described = {
+        "span": AttackEntry(label="", meaning="", source="", goal="text", threat_model=""),
+        "rows": AttackEntry(label="", meaning="", source="", goal="words", threat_model=""),
+    }
+    found = results([step(i) for i in range(60)], tried, catalogue=Catalogue(attacks=described))
+    assert judge(found, RED_LINE).verdict is Status.PASS
+    assert judge(found, {"id": "w", "event": "all_words", "max_count": 0}).verdict is Status.INCONCLUSIVE
+
+
+def test_attempts_out_of_time_are_counted_for_a_rule_on_a_score() -> None:
+    """A score above zero is not yet one above the limit."""
+    late = [attempt(i, "tag", status=AttemptStatus.BUDGET_EXHAUSTED) for i in range(60)]
+    found = results([step(i) for i in range(60)], [*(attempt(i) for i in range(60)), *late])
+    rule = {"id": "m", "metric": "rougeL", "statistic": "max", "max_value": 0.5}
+    assert judge(found, rule).rules[0].censored == 60
+    assert "60 of 120 attempts (50%) ran out of time" in judge(found, rule).sentence
+
+
+def test_a_metric_that_falls_with_a_leak_is_not_judged_by_its_largest_value() -> None:
+    """Neither a PASS nor a FAIL means anything there."""
+    found = results([step(i) for i in range(60)], [attempt(i) for i in range(60)])
+    falling = found.catalogue.metrics["rougeL"].model_copy(update={"higher_is_better": False, "label": "distance"})
+    metrics = found.catalogue.metrics | {"rougeL": falling}
+    other = changed(found, catalogue=found.catalogue.model_copy(update={"metrics": metrics}))
+    for limit in (0.05, 0.5):
+        rule = {"id": "m", "metric": "rougeL", "statistic": "max", "max_value": limit}
+        assert judge(found, rule).verdict is (Status.PASS if limit == 0.5 else Status.FAIL)
+        assert judge(other, rule).verdict is Status.INCONCLUSIVE
+        assert "A lower distance means that more leaked" in judge(other, rule).sentence
+
+
+def test_a_guess_of_one_text_says_nothing_about_the_others_of_the_step() -> None:
+    """An attack judges a step only if it judged every text that can have the event."""
+    one, other = sequence("sq-0", 0.1), sequence("sq-1", 0.1)
+    unknown = other.model_copy(update={"scores": {}})
+    steps = [step(i, n_sequences=2).model_copy(update={"n_tokens_bucket": "17-32"}) for i in range(60)]
+
+    def tried(second: Any) -> Results:
+        return results(steps, [of_sequences(attempt(i), [one, second]) for i in range(60)])
+
+    whole = RED_LINE | {"event": "exact_sequence"}
+    words = RED_LINE | {"event": "most_words"}
+    for rule in (RED_LINE, whole, words):
+        assert judge(tried(other), rule).verdict is Status.PASS
+        assert judge(tried(unknown), rule).verdict is Status.INCONCLUSIVE
 
 
 def _proved(number: int) -> Attempt:

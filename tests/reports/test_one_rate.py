@@ -8,7 +8,7 @@ from rich.console import Console
 
 from leakaudit.reports import redact
 from leakaudit.reports.cells import cell_for
-from leakaudit.reports.comparison import outcomes
+from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.header import facts
 from leakaudit.reports.terminal import print_audit
 from leakaudit.results.schema import AttemptStatus, Results
@@ -78,7 +78,11 @@ def test_the_chart_has_the_bounds_of_the_rule() -> None:
         [step(i) for i in range(60)], [attempt(i, status=late if i < 6 else AttemptStatus.RAN) for i in range(60)]
     )
     rule, seen = judge(found, RATE).rules[0], outcomes(found, "none", "exact_sentence")
-    assert (seen.lower, seen.upper, seen.open) == (rule.lower, rule.upper, 6)
+    assert (seen.lower, seen.upper, seen.unjudged) == (rule.lower, rule.upper, 6)
+    cell = cell_for(found, "span", "none")
+    assert cell.steps == ("0 of 54 steps",)
+    assert any(line.startswith("out of time on 6 of 60 steps") for line in cell.lines)
+    assert "not finished on 6 of 60 steps" in compare(seen, outcomes(found, "none", "exact_sentence"))
 
 
 def test_the_first_screen_names_the_kind_of_each_positive_control() -> None:
