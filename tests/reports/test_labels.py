@@ -58,7 +58,7 @@ def test_true_and_recovered_counts_stand_side_by_side_in_mode_full() -> None:
     (one, two) = _context(_shown(TextMode.FULL))["counts"]
     assert one["attacks"] == ["ilrg", "llg"]
     assert one["rows"] == [(NAMES[1], 3, [3, 3]), (NAMES[0], 1, [1, 1]), (NAMES[2], 0, [0, 0])]
-    assert two["rows"] == [(NAMES[1], 3, [3, 2]), (NAMES[0], 1, [1, 2])]
+    assert two["rows"] == [(NAMES[1], 3, [3, 2]), (NAMES[0], 1, [1, 2]), (NAMES[2], 0, [0, 0])]
 
 
 def test_an_unverifiable_step_counts_in_a_rate_of_labels_only_where_they_came_back() -> None:
