@@ -197,7 +197,9 @@ def load_nightly(path: Path) -> Nightly:
 
     config: Nightly = read_yaml(path, Nightly)
     placed: Nightly = _from(path.parent, config)
-    return placed
+    if placed.training is None or placed.training.folder is not None:
+        return placed
+    return placed.model_copy(update={"training": placed.training.model_copy(update={"folder": path.parent})})
 
 
 def _from(base: Path, section: Any) -> Any:

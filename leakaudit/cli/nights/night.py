@@ -204,7 +204,8 @@ class Night:
 
         ours = isinstance(error, LeakAuditError | OSError)
         say(f"error: {stage}: {error if ours else type_and_place(error)}")
-        reason = f"{stage}: {type(error).__name__ if ours else type_and_place(error)}"
+        why = getattr(error, "reason", type(error).__name__) if ours else type_and_place(error)
+        reason = f"{stage}: {why}"
         self._gap(history, self.id, reason, notified=True)
         return int(ExitCode.ERROR)
 
