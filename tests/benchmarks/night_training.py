@@ -1,4 +1,4 @@
-"""The training of one simulated night: MiniLM, B = 2, dropout, noise."""
+"""The training of one simulated night: MiniLM, B = 2, dropout, noise.
 
     python -m tests.benchmarks.night_training --data sst2/dev.jsonl --seed 3
 
