@@ -191,6 +191,7 @@ def run_audit(
             say(note)
         stopped, enough = _run_steps(audit, steps, stop, night)
         if night is not None and time_is_up(stopped):
+            stop.finish()  # closing what is left reports every attempt, which must not stop it again
             stopped, enough = None, night.out_of_time(audit)
         missing = len(steps.numbers) - audit.audited
         not_kept = [(missing, enough)] if enough and missing else []

@@ -81,9 +81,9 @@ class Request:
         Python drops exceptions that a destructor raises.
 
         Raises:
-            Stopped: a signal asked to stop.
+            Stopped: a signal asked to stop, and the command does not write its results yet.
         """
-        if self._first is not None:
+        if self._first is not None and not self._finishing:
             raise Stopped(self._first)
 
     def finish(self) -> None:
@@ -128,13 +128,24 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
                 before[number] = signal.signal(number, request.receive)
     if limit_s is not None:
         signal.setitimer(signal.ITIMER_REAL, seconds_to_work(limit_s))
+    shown, sys.unraisablehook = sys.unraisablehook, _say_nothing_of_stops
     try:
         yield request
     finally:
+        sys.unraisablehook = shown
         if limit_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_nothing_of_stops(lost: sys.UnraisableHookArgs) -> None:
+    """Print an exception that a destructor raised, unless a signal caused it.
+
+    `Request.check` raises that one again.
+    """
+    if not isinstance(lost.exc_value, Stopped):
+        sys.__unraisablehook__(lost)
 
 
 def _leave_terminal() -> None:
