@@ -57,7 +57,9 @@ class Pairing:
         return self._mark(b"weights" + _digest(sorted(model.state_dict().items())))
 
     def mark_of_files(self, files: Iterable[Path]) -> str:
-        """Return the mark of weights as they are stored, whatever a simulation adds to them.
+        """Return the mark of stored weights.
+
+        It is the same whatever a simulation adds to them.
 
         Raises:
             OSError: a file cannot be read.

@@ -69,8 +69,13 @@ def seconds_to_work(limit_s: float) -> float:
 class Request:
     """The request to stop this process, if a signal made one."""
 
-    def __init__(self) -> None:
-        """Start without a request."""
+    def __init__(self, limit_s: float | None = None) -> None:
+        """Start without a request.
+
+        Args:
+            limit_s: seconds after which the command ends; None for no limit.
+        """
+        self.limit_s = limit_s
         self._first: int | None = None
         self._at = 0.0
         self._finishing = False
@@ -119,7 +124,7 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
     Args:
         limit_s: seconds after which the command ends; it stops a little earlier, to write its results. None for no limit.
     """
-    request = Request()
+    request = Request(limit_s)
     before = {}
     timer = () if limit_s is None else (signal.SIGALRM,)
     for number in (*SIGNALS, *timer):
@@ -128,7 +133,13 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
                 before[number] = signal.signal(number, request.receive)
     if limit_s is not None:
         signal.setitimer(signal.ITIMER_REAL, seconds_to_work(limit_s))
-    shown, sys.unraisablehook = sys.unraisablehook, _say_nothing_of_stops
+    shown = sys.unraisablehook
+
+    def show(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Stopped):  # a destructor lost it, and `check` raises it again
+            shown(lost)
+
+    sys.unraisablehook = show
     try:
         yield request
     finally:
@@ -137,15 +148,6 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say_nothing_of_stops(lost: sys.UnraisableHookArgs) -> None:
-    """Print an exception that a destructor raised, unless a signal caused it.
-
-    `Request.check` raises that one again.
-    """
-    if not isinstance(lost.exc_value, Stopped):
-        sys.__unraisablehook__(lost)
 
 
 def _leave_terminal() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from leakaudit.cli import main
+from leakaudit.cli.nights.night import period_of
 from leakaudit.cli.nights.starter import starter
 from leakaudit.config.nightly import load_nightly
 from leakaudit.history.nights import History
@@ -67,6 +69,11 @@ def history(place: Path) -> History:
     return History.load(place / "leakaudit-nights/history")
 
 
+def period(at: str) -> str:
+    """Return the name of the night that a value of --at gives."""
+    return period_of(datetime.fromisoformat(at), timedelta(days=1))
+
+
 def folder_of(place: Path, at: str = FIRST) -> Path:
     """Return the folder of a night."""
     return place / f"leakaudit-nights/nights/{at}T0000Z"
@@ -99,6 +106,17 @@ def test_the_starter_overwrites_nothing(example: Path) -> None:
     assert (example / "nightly.yaml").read_bytes() == before
 
 
+def test_a_name_with_an_umlaut_is_written_as_it_is(tmp_path: Path) -> None:
+    """The file is for people."""
+    place = tmp_path / "für Nächte.yaml"
+    models = ["--model", str(tmp_path / "Modell ä"), "--data", str(tmp_path / "dätén 1.jsonl")]
+    done = CliRunner().invoke(main, ["nightly", "init", "--out", str(place), *models])
+    assert "Modell ä" in place.read_text(encoding="utf-8")
+    assert f"nightly --config '{place}'" in done.stderr
+    config = load_nightly(place).simulate
+    assert config is not None and config.data.name == "dätén 1.jsonl"
+
+
 def test_a_night_is_audited_judged_reported_and_recorded(place: Path) -> None:
     """Its exit code is the verdict's, and stdout has one line."""
     done = night(place)
@@ -117,6 +135,7 @@ def test_a_second_start_repeats_nothing(place: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")}
     second = night(place)
     assert (second.exit_code, second.stdout) == (first.exit_code, first.stdout)
+    assert "`--at 2026-11-02T0000Z` runs it now" in second.stderr and period("2026-11-02T0000Z") == "2026-11-02T0000Z"
     assert {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")} == written
     assert "is complete" in second.stderr
 

@@ -78,7 +78,9 @@ class Night:
             if problem := history.unreadable_of(self.id):
                 raise ResultsError(f"the night {self.id} cannot be run: {problem}")
             if (known := history.of(self.id)) is not None and known.status == "audited":
-                say(f"the night {self.id} is complete; the next one begins at {self._next()}")
+                say(
+                    f"the night {self.id} is complete; the next one begins at {self._next()} (`--at {self._next()}` runs it now)"
+                )
                 self._tell(known)
                 return int(known.exit_code)
             if history.last is not None and history.last.night > self.id:
