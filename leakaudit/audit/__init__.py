@@ -22,6 +22,7 @@ __all__ = [
     "entries",
     "inline",
     "known_factors",
+    "merging",
     "own_loss",
     "pairing",
     "perplexity",

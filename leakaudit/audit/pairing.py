@@ -55,6 +55,14 @@ class Pairing:
         """Return the mark of a model's weights."""
         return self._mark(b"weights" + _digest(sorted(model.state_dict().items())))
 
+    def mark_of_audit(self, source: str) -> str:
+        """Return the mark of an audit.
+
+        Args:
+            source: digest of its model, data and options.
+        """
+        return self._mark(b"audit" + source.encode())
+
     def _mark(self, content: bytes) -> str:
         return hmac.new(self.key, content, hashlib.sha256).hexdigest()[:MARK_DIGITS]
 

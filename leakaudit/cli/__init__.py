@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import click
 
-from leakaudit.cli import baseline, catalogue, compare, doctor, history, prior, report, run, simulate, snapshots
+from leakaudit.cli import baseline, catalogue, compare, doctor, history, merge, prior, report, run, simulate, snapshots
 from leakaudit.cli.nights import command as nights
 
 __all__ = ["main"]
@@ -27,6 +27,7 @@ def main() -> None:
 
 for command in (
     simulate.simulate,
+    merge.merge,
     nights.nightly,
     run.worker,
     run.run,

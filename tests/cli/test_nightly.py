@@ -21,6 +21,7 @@ from leakaudit.cli import main
 from leakaudit.cli.nights.starter import starter
 from leakaudit.config.nightly import load_nightly
 from leakaudit.history.nights import History
+from tests.support.same_results import same_results
 
 FIRST, SECOND = "2026-11-01", "2026-11-02"
 STEPS = 3
@@ -342,22 +343,7 @@ def test_a_killed_night_goes_on_and_every_unit_counts_once(place: Path) -> None:
         ignore=lambda *_: ["2026-11-01T0000Z.json"],
     )
     night(whole)
-    assert _compared(folder_of(place)) == _compared(folder_of(whole))
-
-
-OF_ONE_RUN = {"hmac", "snapshot", "wall_s", "seconds_per_step", "gpu_s", "overhead", "run", "digest"}
-"""Keys of results that differ between two runs of the same steps: marks under the key of the run, times, ids."""
-
-
-def _compared(folder: Path) -> Any:
-    """Return the results of a night without what only this run has."""
-    return _without(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-
-
-def _without(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(item) for key, item in value.items() if key not in OF_ONE_RUN}
-    return [_without(item) for item in value] if isinstance(value, list) else value
+    assert same_results(folder_of(place)) == same_results(folder_of(whole))
 
 
 def test_two_at_once_are_one_night(place: Path) -> None:
