@@ -52,6 +52,9 @@ SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
 Our choice: the pauses grow after the last snapshot, so that waiting needs almost no processor time.
 """
 
+ASK_AGAIN_S = 2.0
+"""Seconds after which the end of a time limit is raised again. Our choice: giving a snapshot back takes less."""
+
 POLL_GROWTH = 1.5
 """Ratio of one such pause to the pause before it."""
 
@@ -77,6 +80,7 @@ def run_worker(
     identities: Sequence[str] = (),
     idle_limit_s: float | None = None,
     retry: bool = False,
+    work_s: float | None = None,
     audit_factory: Callable[..., Any] | None = None,
 ) -> ExitCode:
     """Audit the snapshots of a spool until its trainer has finished or was killed.
@@ -88,12 +92,13 @@ def run_worker(
         identities: private keys that open encrypted snapshots.
         idle_limit_s: stop after this number of seconds without a new snapshot, because a trainer on another host may have been killed.
         retry: try the snapshots again that were set aside.
+        work_s: seconds after which the worker writes the results of finished attempts and ends; None for no limit.
         audit_factory: function that makes the `Audit`; tests replace it.
 
     Returns:
         PASS if all is done, CRASH for an error of the worker itself, USAGE if no key fits or a snapshot names a maker of its model that the
         user did not name, ERROR if results or journal cannot be written,
-        INTERRUPTED if the worker was asked to stop.
+        INTERRUPTED if the worker was asked to stop, TIME_LIMIT if its time was over.
 
     Raises:
         SpoolError: the folder is no spool, or another worker runs on it.
@@ -104,15 +109,15 @@ def run_worker(
     parent.spool = root
     try:
         _vouch_as_the_trainer()
-        with _sigterm_interrupts():
+        with _sigterm_interrupts(), _time_limit_interrupts(work_s):
             spool, audit_file = Spool.open(root)
             _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
             _check_key(spool, options)
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, retry=retry, audit_factory=audit_factory)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED  # during the start, no snapshot was claimed yet
+    except KeyboardInterrupt as stop:
+        return _code_of(stop)  # during the start, no snapshot was claimed yet
     except LeakAuditError:
         raise
     except Exception as error:  # its message may hold private values, so there is no traceback
@@ -190,11 +195,11 @@ class _Work:
         try:
             complete = self._audit_until_the_end()
             _ignore_sigterm()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             _ignore_sigterm()
             self._give_back()
-            self._notify_interrupted()
-            return self._write(interrupted=True, code=ExitCode.INTERRUPTED)
+            self._notify_interrupted("the time limit" if isinstance(stop, _TimeIsUp) else "interrupted")
+            return self._write(interrupted=True, code=_code_of(stop))
         except (SnapshotSealedError, ModelNotVouchedError) as error:
             self._give_back()  # a worker with the key, or with the user's word, can continue with it
             self.options.notify(f"error: {error}")
@@ -281,9 +286,9 @@ class _Work:
         self._notify_interrupted()
         write_results(self.spool, audit, self.refused, True, self.options)
 
-    def _notify_interrupted(self) -> None:
+    def _notify_interrupted(self, why: str = "interrupted") -> None:
         folder = shlex.quote(str(self.spool.root.absolute().parent))
-        self.options.notify(f"interrupted: finished attempts are kept; `leakaudit worker {folder}` goes on")
+        self.options.notify(f"{why}: finished attempts are kept; `leakaudit worker {folder}` goes on")
 
     def _write(self, *, interrupted: bool, code: ExitCode = ExitCode.PASS) -> ExitCode:
         self._writing.acquire()
@@ -377,9 +382,39 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _ignore_sigterm() -> None:
-    """Ignore SIGTERM for the rest of the process.
+class _TimeIsUp(KeyboardInterrupt):
+    """The end of the worker's time limit."""
 
-    SIGTERM asks for the results, and the worker is about to write them.
+
+@contextmanager
+def _time_limit_interrupts(work_s: float | None) -> Iterator[None]:
+    """Raise `_TimeIsUp` after a number of seconds; None for no limit."""
+    if work_s is None:
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, _time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, work_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _time_is_up(_number: int, _frame: FrameType | None) -> None:
+    # Python drops an exception that a destructor raises, so the next second asks again.
+    signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
+    raise _TimeIsUp
+
+
+def _code_of(stop: KeyboardInterrupt) -> ExitCode:
+    return ExitCode.TIME_LIMIT if isinstance(stop, _TimeIsUp) else ExitCode.INTERRUPTED
+
+
+def _ignore_sigterm() -> None:
+    """Ignore SIGTERM and the time limit for the rest of the process.
+
+    Both ask for the results, and the worker is about to write them.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
