@@ -41,4 +41,5 @@ __all__ = [
     "verified_record",
     "weight_difference",
     "worker",
+    "worker_signals",
 ]

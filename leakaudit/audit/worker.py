@@ -10,16 +10,13 @@ import json
 import logging
 import os
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from leakaudit.audit.rounds import Trainers
@@ -32,6 +29,7 @@ from leakaudit.audit.spool_audit import (
     record_loss,
     write_results,
 )
+from leakaudit.audit.worker_signals import TimeIsUp, code_of, ignore_requests, sigterm_interrupts, time_limit_interrupts
 from leakaudit.errors import ConfigError, LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
@@ -51,9 +49,6 @@ SHORTEST_POLL, LONGEST_POLL = 0.02, 0.5
 
 Our choice: the pauses grow after the last snapshot, so that waiting needs almost no processor time.
 """
-
-ASK_AGAIN_S = 2.0
-"""Seconds after which the end of a time limit is raised again. Our choice: giving a snapshot back takes less."""
 
 POLL_GROWTH = 1.5
 """Ratio of one such pause to the pause before it."""
@@ -109,7 +104,7 @@ def run_worker(
     parent.spool = root
     try:
         _vouch_as_the_trainer()
-        with _sigterm_interrupts(), _time_limit_interrupts(work_s):
+        with sigterm_interrupts(), time_limit_interrupts(work_s):
             spool, audit_file = Spool.open(root)
             _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
@@ -117,7 +112,7 @@ def run_worker(
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, retry=retry, audit_factory=audit_factory)
     except KeyboardInterrupt as stop:
-        return _code_of(stop)  # during the start, no snapshot was claimed yet
+        return code_of(stop)  # during the start, no snapshot was claimed yet
     except LeakAuditError:
         raise
     except Exception as error:  # its message may hold private values, so there is no traceback
@@ -194,18 +189,18 @@ class _Work:
         self._set_deadly_snapshots_aside()
         try:
             complete = self._audit_until_the_end()
-            _ignore_sigterm()
+            ignore_requests()
         except KeyboardInterrupt as stop:
-            _ignore_sigterm()
+            ignore_requests()
             self._give_back()
-            self._notify_interrupted("the time limit" if isinstance(stop, _TimeIsUp) else "interrupted")
-            return self._write(interrupted=True, code=_code_of(stop))
+            self._notify_interrupted("the time limit" if isinstance(stop, TimeIsUp) else "interrupted")
+            return self._write(interrupted=True, code=code_of(stop))
         except (SnapshotSealedError, ModelNotVouchedError) as error:
             self._give_back()  # a worker with the key, or with the user's word, can continue with it
             self.options.notify(f"error: {error}")
             return ExitCode.USAGE
         except OSError as error:
-            _ignore_sigterm()
+            ignore_requests()
             self._give_back()
             if self.spool.gone():
                 return self._write(interrupted=False)
@@ -366,55 +361,3 @@ def _yield_processor(spool: Spool, audit_file: AuditFile) -> None:
     """
     if os.environ.get(PARENT_VARIABLE) and spool.totals() is None:
         yield_processor(0, os.getppid(), audit_file.config.nice)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, and restore its handler afterwards."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-class _TimeIsUp(KeyboardInterrupt):
-    """The end of the worker's time limit."""
-
-
-@contextmanager
-def _time_limit_interrupts(work_s: float | None) -> Iterator[None]:
-    """Raise `_TimeIsUp` after a number of seconds; None for no limit."""
-    if work_s is None:
-        yield
-        return
-    previous = signal.signal(signal.SIGALRM, _time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, work_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def _time_is_up(_number: int, _frame: FrameType | None) -> None:
-    # Python drops an exception that a destructor raises, so the next second asks again.
-    signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S)
-    raise _TimeIsUp
-
-
-def _code_of(stop: KeyboardInterrupt) -> ExitCode:
-    return ExitCode.TIME_LIMIT if isinstance(stop, _TimeIsUp) else ExitCode.INTERRUPTED
-
-
-def _ignore_sigterm() -> None:
-    """Ignore SIGTERM and the time limit for the rest of the process.
-
-    Both ask for the results, and the worker is about to write them.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.setitimer(signal.ITIMER_REAL, 0)

@@ -13,7 +13,20 @@ from __future__ import annotations
 
 import click
 
-from leakaudit.cli import baseline, catalogue, compare, doctor, history, merge, prior, report, run, simulate, snapshots
+from leakaudit.cli import (
+    baseline,
+    catalogue,
+    compare,
+    doctor,
+    history,
+    index,
+    merge,
+    prior,
+    report,
+    run,
+    simulate,
+    snapshots,
+)
 from leakaudit.cli.nights import command as nights
 
 __all__ = ["main"]
@@ -33,6 +46,7 @@ for command in (
     run.run,
     report.report,
     report.gate,
+    index.index,
     doctor.doctor,
     catalogue.attacks_command,
     catalogue.defenses_command,

@@ -418,7 +418,7 @@ def test_a_time_limit_whose_exception_a_destructor_swallowed_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python drops what `__del__` raises."""
-    monkeypatch.setattr("leakaudit.audit.worker.ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr("leakaudit.audit.worker_signals.ASK_AGAIN_S", 0.2)
 
     class Slow:
         def __del__(self) -> None:
