@@ -24,6 +24,7 @@ from leakaudit.audit.spool_audit import (
     WorkerOptions,
     audit_one,
     claim,
+    note_red_line,
     open_audit,
     print_line,
     record_loss,
@@ -244,6 +245,7 @@ class _Work:
             if self.claimed is not None:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
+                note_red_line(self.spool, self.audit, self.options)
                 self._report_so_far()
             elif finished or trainer_gone:
                 return finished or self.spool.totals() is not None  # a trainer that was killed wrote no totals
