@@ -45,7 +45,7 @@ def render_html(redacted: RedactedResult) -> str:
     css = style(redacted.mode)
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     csp = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return _templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
+    return templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
 
 
 def write_report(
@@ -102,7 +102,8 @@ def write_report(
 
 
 @cache
-def _templates() -> Environment:
+def templates() -> Environment:
+    """Return the environment of all templates, which escapes every text."""
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -147,7 +148,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
 
 
 def _rendered(section: Section) -> dict[str, str]:
-    template = _templates().get_template(f"sections/{section.anchor}.html.j2")
+    template = templates().get_template(f"sections/{section.anchor}.html.j2")
     return {
         "anchor": section.anchor,
         "title": section.title,

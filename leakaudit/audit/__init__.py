@@ -22,6 +22,7 @@ __all__ = [
     "entries",
     "inline",
     "known_factors",
+    "merging",
     "own_loss",
     "pairing",
     "perplexity",
@@ -40,4 +41,5 @@ __all__ = [
     "verified_record",
     "weight_difference",
     "worker",
+    "worker_signals",
 ]

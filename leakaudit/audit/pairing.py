@@ -70,6 +70,14 @@ class Pairing:
                 digest.update(path.name.encode() + hashlib.file_digest(content, "sha256").digest())
         return self._mark(b"files" + digest.digest())
 
+    def mark_of_audit(self, source: str) -> str:
+        """Return the mark of an audit.
+
+        Args:
+            source: digest of its model, data and options.
+        """
+        return self._mark(b"audit" + source.encode())
+
     def _mark(self, content: bytes) -> str:
         return hmac.new(self.key, content, hashlib.sha256).hexdigest()[:MARK_DIGITS]
 

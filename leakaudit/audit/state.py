@@ -17,6 +17,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leakaudit.config.audit import AuditConfig
+from leakaudit.config.shard import Shard
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
@@ -40,6 +42,25 @@ class ControlOutcome(BaseModel):
 
     None if no attack on text was scored.
     """
+
+
+class SavedShard(BaseModel):
+    """What `leakaudit merge` must know of an audit that is one shard of a larger one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shard: Shard
+    total: int
+    """Steps of the whole audit."""
+    audit: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Mark of the whole audit's model, data and options, under the key of the marks of steps: the same for all its shards."""
+    command: str
+    """How the shard was started, without private values and without its number."""
+    config: AuditConfig
+    pairing: str
+    """Id of the key of the marks of steps."""
+    environment: dict[str, str]
+    """Versions and hardware, as in the results."""
 
 
 class SavedState(BaseModel):
@@ -74,6 +95,8 @@ class SavedState(BaseModel):
     """Step id -> why the step could not be audited completely."""
     subject: Subject | None = None
     regime: Regime | None = None
+    shard: SavedShard | None = None
+    """The shard that this audit is; None for a whole audit."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +221,9 @@ def _names(attempt: Attempt) -> tuple[str, str, str]:
 class AuditState:
     """The saved state of one audit, and its key for hashes of private text."""
 
-    def __init__(self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "") -> None:
+    def __init__(
+        self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "", shard: SavedShard | None = None
+    ) -> None:
         """Load the state in a folder, or create it.
 
         Args:
@@ -207,6 +232,7 @@ class AuditState:
             key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
                 audit has finished.
             source: digest of the audited model and data, if known.
+            shard: what a new audit is a part of; None for a whole one.
 
         Raises:
             ResultsError: the state cannot be read, or belongs to another battery.
@@ -222,8 +248,14 @@ class AuditState:
             battery=battery,
             key=self._new_key(),
             source=source,
+            shard=shard,
         )
         self.save()
+
+    @property
+    def shard(self) -> Shard | None:
+        """The shard that the audit is; None for a whole one."""
+        return None if self.saved.shard is None else self.saved.shard.shard
 
     def save(self) -> None:
         """Write `state.json`."""
@@ -307,6 +339,15 @@ def step_id_of(step: int) -> str:
     'st-000040'
     """
     return f"st-{step:06d}"
+
+
+def number_of(step_id: str) -> int:
+    """Return the optimizer step of an id.
+
+    >>> number_of("st-000040")
+    40
+    """
+    return int(step_id.removeprefix("st-"))
 
 
 def now() -> str:

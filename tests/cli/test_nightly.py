@@ -23,7 +23,7 @@ from leakaudit.cli.nights.night import period_of
 from leakaudit.cli.nights.starter import starter
 from leakaudit.config.nightly import load_nightly
 from leakaudit.history.nights import History
-from tests.support.nights import lasting_results
+from tests.support.same_results import same_results
 
 FIRST, SECOND = "2026-11-01", "2026-11-02"
 STEPS = 3
@@ -435,7 +435,7 @@ def test_a_killed_night_goes_on_and_every_unit_counts_once(place: Path) -> None:
         ignore=lambda *_: ["2026-11-01T0000Z.json"],
     )
     night(whole)
-    assert lasting_results(folder_of(place)) == lasting_results(folder_of(whole))
+    assert same_results(folder_of(place)) == same_results(folder_of(whole))
 
 
 def test_two_at_once_are_one_night(place: Path) -> None:
