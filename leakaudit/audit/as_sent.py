@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from leakaudit.audit.applied_defenses import defenses_found, defenses_left
+from leakaudit.audit.as_declared import is_as_declared
 from leakaudit.audit.comparison import Update
 from leakaudit.audit.verification import verify
 from leakaudit.client.facts import DeclaredDefense
@@ -23,6 +24,11 @@ knows nothing about it: any part of the update may be noise, and any entry may h
 
 NOT_AS_DECLARED = "what was sent is not what the declared defences make of the produced update"
 
+BEYOND_DECLARED = (
+    "what was sent comes from the produced update, but differs from it by digits or noise that the declared defences do not make; send what "
+    "the training left, without computing with it"
+)
+
 
 @dataclass(frozen=True)
 class SentUpdate:
@@ -36,7 +42,9 @@ class SentUpdate:
     """The declared defences that are in it, as the protocol declares them."""
 
 
-def sent_of(sent: Observation | None, produced: Observation, client: ClientStep, beside: int = 0) -> SentUpdate | None:
+def sent_of(
+    sent: Observation | None, produced: Observation, client: ClientStep, beside: int = 0, *, differences: bool = False
+) -> SentUpdate | None:
     """Return what was sent, if it differs from what was produced.
 
     Args:
@@ -44,6 +52,7 @@ def sent_of(sent: Observation | None, produced: Observation, client: ClientStep,
         produced: the update of the training.
         client: the step that produced it.
         beside: number of other tensors that left with it; what is in them is not known, so nothing is verified.
+        differences: whether differences of weights were sent instead of weights.
     """
     if sent is None:
         return None
@@ -55,13 +64,23 @@ def sent_of(sent: Observation | None, produced: Observation, client: ClientStep,
     stamp = verify(declared, sent.update, repeated=bare)
     unsent = len(produced.update) - len(bare)
     left_out = f"{unsent} of {len(produced.update)} trained parameters were not sent" if unsent else ""
-    if stamp.status.bounds and not beside:
+    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
+    explained = stamp.status.bounds and is_as_declared(
+        declared,
+        produced,
+        sent.update,
+        [one for one in defenses_left(declared, stamp) if one not in own],
+        factor=1.0 if stamp.scale is None else stamp.scale,
+        differences=differences,
+    )
+    if explained and not beside:
         found = defenses_found(declared, stamp, sent.update)
         stamp = stamp.model_copy(update={"note": "; ".join(filter(None, (stamp.note, left_out)))})
         return SentUpdate(sent.declaring(found), stamp, defenses_left(declared, stamp))
     why = f"{beside} other tensors left with it, which nobody audited" if beside else NOT_AS_DECLARED
+    if stamp.status.bounds and not explained:
+        why = BEYOND_DECLARED
     unknown = Verification(status=VerificationStatus.UNVERIFIABLE, note="; ".join(filter(None, (why, left_out))))
-    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
     return SentUpdate(sent.declaring((*own, UNDECLARED)), unknown, own)
 
 

@@ -115,7 +115,7 @@ def as_noise(r: Trained, hidden: Weights) -> Weights:
 
 def spikes(r: Trained) -> Weights:
     """Return the text as large entries, one in eight."""
-    return {n: (payload(d) * 2 - 1) * (torch.rand(d.shape, generator=r.generator) < 0.125) for n, d in r.changed().items()}
+    return {n: (payload(d) * 2.0 - 1) * (torch.rand(d.shape, generator=r.generator) < 0.125) for n, d in r.changed().items()}
 
 
 def in_one_tensor(r: Trained) -> Weights:
@@ -148,7 +148,7 @@ PLAIN: dict[str, Callable[[Trained], Any]] = {
     "nested DXOs": lambda r: dxo({"a": dxo(r.after)["DXO"], "b": dxo(r.changed())["DXO"]}, kind="COLLECTION"),
     "weights among metrics": lambda r: dxo({"loss": r.after[r.first]}, kind="METRICS"),
     "float64 with a text in the low digits": as_weights(
-        lambda r: {n: w.double() * (1 + 1e-12 * payload(w)) for n, w in r.after.items()}
+        lambda r: {n: w.double() * (1 + 1e-12 * payload(w).double()) for n, w in r.after.items()}
     ),
     "float32 with a text in the last bits": as_weights(lambda r: low_bits(r.after, r.names)),
     "float16 with a text in the last bits": as_weights(lambda r: low_bits(cast(r.after, torch.float16), r.names)),
@@ -218,7 +218,7 @@ DECLARED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     ),
     "another batch with noise": (
         "gaussian-noise(scale=20)",
-        as_weights(lambda r: {n: r.with_noise(NOISE)[n] + other_batch(r)[n] - r.after[n] for n in r.after}),
+        as_weights(lambda r: {**r.after, **{n: r.with_noise(NOISE)[n] + other_batch(r)[n] - r.after[n] for n in r.names}}),
     ),
     "another batch as noise": (
         "gaussian-noise(scale=20)",

@@ -92,10 +92,10 @@ class Trained:
         """
         model, tokenizer = tiny.bert(initializer_range=0.1), tiny.bert_tokenizer()
         model.load_state_dict(self.before if anew else self.after, strict=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if n in self.names], lr=RATE)
         model(**tokenizer([text], return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
         optimizer.step()
-        return {n: w.detach().clone() for n, w in model.state_dict().items() if n in self.after}
+        return {n: w for n, w in _state(model).items() if n in self.after}
 
 
 class Site:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from leakaudit.capture.describe import declared_defenses
 from leakaudit.capture.rounds.audit import RoundAudit
 from leakaudit.capture.rounds.registry import audit_in
 from leakaudit.errors import LeakAuditError, ResultsError, type_and_place
@@ -21,7 +22,7 @@ from leakaudit.gate.policy import Policy, load_policy, round_policy
 from leakaudit.gate.verdict import Status
 from leakaudit.plugins.names import registered_names
 from leakaudit.results.files import load_results
-from leakaudit.results.schema import Results
+from leakaudit.results.schema import Results, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +106,25 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
         )
     step = f"st-{last.number:06d}"
     for results in _results_until(audit, deadline):
-        if any(found.id == step for found in results.steps):
+        record = next((found for found in results.steps if found.id == step), None)
+        if record is not None:
+            if missing := _missing_noise(audit, record):
+                return Judgement(Status.INCONCLUSIVE, missing, last.number)
             status, sentence = evaluate_step(results, rules, step, now=datetime.now(UTC))
             return Judgement(status, sentence, last.number)
     why = audit.side.why_given_up or f"the attacks on it were not finished after {timeout_s:g} s"
     return Judgement(Status.ERROR, f"The round cannot be judged: {why}.", last.number)
+
+
+def _missing_noise(audit: RoundAudit, record: StepRecord) -> str:
+    """Return a sentence if the noise that the protocol declares was not sent."""
+    for declared in declared_defenses(audit.config.shipped_defense, None):
+        plugin = declared.known()
+        if plugin is None or plugin.without_noise() == plugin:
+            continue
+        if record.sent is None or declared.name in (*record.sent.absent, *record.sent.noiseless):
+            return f"What is sent does not hold the noise that is declared ({declared.name})."
+    return ""
 
 
 def _rules(policy: Path | None) -> Policy:
