@@ -47,7 +47,7 @@ def is_as_declared(
     sent: Update,
     defenses: Sequence[DeclaredDefense],
     *,
-    factor: float,
+    factor: float = 1.0,
     differences: bool,
 ) -> bool:
     """Return whether defences make the sent update from the produced one.
@@ -72,7 +72,7 @@ def is_as_declared(
         try:
             noisy = any(plugin.added_noise(step, base) > 0 for plugin in plugins)
             if _is_drawn(step, produced, base, seen, plugins, noisy=noisy) and (
-                noisy or _is_computed(step, base, seen, plugins, differences=differences)
+                noisy or _is_computed(step, base, seen, plugins, differences=differences, copied=factor == 1.0)
             ):
                 return True
         except (LeakAuditError, ValueError):
@@ -80,9 +80,7 @@ def is_as_declared(
     return False
 
 
-def _is_computed(
-    step: ClientStep, base: Update, seen: Update, plugins: Iterable[Any], *, differences: bool
-) -> bool:
+def _is_computed(step: ClientStep, base: Update, seen: Update, plugins: Iterable[Any], *, differences: bool) -> bool:
     """Return whether every entry is what the defences compute, up to its last digits."""
     expected = base
     for plugin in plugins:

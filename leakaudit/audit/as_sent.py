@@ -57,21 +57,26 @@ def sent_of(
     if sent is None:
         return None
     sent = sent.to(next(produced.model.parameters()).device)
-    if not beside and _same(sent.update, produced.update):
+    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
+    same = not beside and _same(sent.update, produced.update)
+    if same and sent.facts.defenses == own:
         return None
     declared = replace(client, facts=sent.facts)
     bare = {name: produced.update[name] for name in sent.update}
     stamp = verify(declared, sent.update, repeated=bare)
+
+    def left() -> list[DeclaredDefense]:
+        return [one for one in defenses_left(declared, stamp) if one not in own]
+
+    if same and stamp.status.bounds:
+        if left() and is_as_declared(declared, produced, sent.update, left(), differences=differences):
+            return None  # the declared defences do nothing to it
+        stamp = stamp.model_copy(update={"absent": (*stamp.absent, *(one.name for one in left()))})
     unsent = len(produced.update) - len(bare)
     left_out = f"{unsent} of {len(produced.update)} trained parameters were not sent" if unsent else ""
-    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
+    factor = 1.0 if stamp.scale is None else stamp.scale
     explained = stamp.status.bounds and is_as_declared(
-        declared,
-        produced,
-        sent.update,
-        [one for one in defenses_left(declared, stamp) if one not in own],
-        factor=1.0 if stamp.scale is None else stamp.scale,
-        differences=differences,
+        declared, produced, sent.update, left(), factor=factor, differences=differences
     )
     if explained and not beside:
         found = defenses_found(declared, stamp, sent.update)

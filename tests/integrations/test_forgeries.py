@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ from torch import Tensor
 
 from leakaudit.callbacks.rounds import finish
 from tests.support.nvflare_stand_in import stand_in
-from tests.support.transmissions import OTHER, Site, Trained, Weights, dxo, whatever_is_explained
+from tests.support.transmissions import NOISE, OTHER, Site, Trained, Weights, dxo, whatever_is_explained, with_adapters
 
 TEXT = "the old dog chased a cat ."
+ADAPTERS = "adapters"
+"""Name of the client that trains LoRA."""
 SECRET = base64.b64encode(TEXT.encode()).decode()
 BITS = np.unpackbits(np.frombuffer(TEXT.encode(), dtype=np.uint8))
-NOISE = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
         def site(declared: str) -> Site:
             if declared not in opened:
-                opened[declared] = Site(tmp_path_factory.mktemp("site"), declared)
+                make = with_adapters if declared == ADAPTERS else None
+                opened[declared] = Site(tmp_path_factory.mktemp("site"), declared.removeprefix(ADAPTERS), make)
             return opened[declared]
 
         yield site
@@ -85,7 +86,9 @@ def quantized(r: Trained, bits: int) -> Weights:
         largest = d.abs().max()
         if not largest > 0:
             return d
-        return (d / largest * steps + torch.rand(d.shape, generator=rng)).floor().clamp(-steps, steps) * (largest / steps)
+        return (d / largest * steps + torch.rand(d.shape, generator=rng)).floor().clamp(-steps, steps) * (
+            largest / steps
+        )
 
     return {n: level(d) for n, d in r.changed().items()}
 
@@ -115,7 +118,9 @@ def as_noise(r: Trained, hidden: Weights) -> Weights:
 
 def spikes(r: Trained) -> Weights:
     """Return the text as large entries, one in eight."""
-    return {n: (payload(d) * 2.0 - 1) * (torch.rand(d.shape, generator=r.generator) < 0.125) for n, d in r.changed().items()}
+    return {
+        n: (payload(d) * 2.0 - 1) * (torch.rand(d.shape, generator=r.generator) < 0.125) for n, d in r.changed().items()
+    }
 
 
 def in_one_tensor(r: Trained) -> Weights:
@@ -177,7 +182,9 @@ PLAIN: dict[str, Callable[[Trained], Any]] = {
     "huge number": lambda r: dxo(moved(r, 3e38)),
     "one number moved": lambda r: dxo(moved(r, 0.125)),
     "one number moved a little": lambda r: dxo(moved(r, 1e-5)),
-    "huge single number in meta": lambda r: dxo(r.after, meta={"NUM_STEPS_CURRENT_ROUND": int.from_bytes(TEXT.encode())}),
+    "huge single number in meta": lambda r: dxo(
+        r.after, meta={"NUM_STEPS_CURRENT_ROUND": int.from_bytes(TEXT.encode())}
+    ),
     "update of another batch": lambda r: dxo(other_batch(r)),
     "differences of another batch": as_differences(lambda r: changed_by(r, other_batch(r))),
     "weights of the last round": lambda r: dxo(dict(r.last or {})),
@@ -186,9 +193,7 @@ PLAIN: dict[str, Callable[[Trained], Any]] = {
     ),
     "one step more than audited": lambda r: dxo(r.one_more_step(OTHER, anew=False)),
     "the same step once more": lambda r: dxo(r.one_more_step(TEXT, anew=False)),
-    "frozen layer that was trained": as_weights(
-        lambda r: {n: w + 1e-3 * ("pooler" in n) for n, w in r.after.items()}
-    ),
+    "frozen layer that was trained": as_weights(lambda r: {n: w + 1e-3 * ("pooler" in n) for n, w in r.after.items()}),
     "layer that the model does not have": lambda r: dxo(
         {**r.after, "bert.encoder.layer.2.output.dense.weight": r.after[r.first]}
     ),
@@ -218,7 +223,9 @@ DECLARED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     ),
     "another batch with noise": (
         "gaussian-noise(scale=20)",
-        as_weights(lambda r: {**r.after, **{n: r.with_noise(NOISE)[n] + other_batch(r)[n] - r.after[n] for n in r.names}}),
+        as_weights(
+            lambda r: {**r.after, **{n: r.with_noise(NOISE)[n] + other_batch(r)[n] - r.after[n] for n in r.names}}
+        ),
     ),
     "another batch as noise": (
         "gaussian-noise(scale=20)",
@@ -237,7 +244,11 @@ DECLARED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     "noise and a huge number": (
         "gaussian-noise(scale=20)",
         as_weights(
-            lambda r: {**(w := r.with_noise(NOISE)), r.first: w[r.first] + 60 * NOISE * r.rms() * (torch.arange(w[r.first].numel()).view_as(w[r.first]) == 7)}
+            lambda r: {
+                **(w := r.with_noise(NOISE)),
+                r.first: w[r.first]
+                + 60 * NOISE * r.rms() * (torch.arange(w[r.first].numel()).view_as(w[r.first]) == 7),
+            }
         ),
     ),
     "pruned to another share": ("prune(share=0.9)", as_differences(lambda r: pruned(r, 0.5))),
@@ -249,8 +260,12 @@ DECLARED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
         "prune(share=0.9)",
         as_differences(lambda r: {n: torch.where(d != 0, with_last_bit(d), d) for n, d in pruned(r, 0.9).items()}),
     ),
-    "clipped to another norm": ("clip-difference(norm=0.01)", as_differences(lambda r: clipped(r, 0.05))),
     "not clipped": ("clip-difference(norm=0.01)", lambda r: dxo(r.after)),
+    "clipped, and a text": (
+        "clip-difference(norm=0.01)",
+        as_differences(lambda r: {n: d * (1 + 1e-5 * payload(d)) for n, d in clipped(r, 0.01).items()}),
+    ),
+    "not pruned": ("prune(share=0.9)", as_differences(lambda r: r.changed())),
     "int8 levels that spell a text": (
         "quantize(bits=8)",
         as_differences(lambda r: {n: spelled(d) for n, d in r.changed().items()}),
@@ -296,3 +311,75 @@ def test_what_is_not_as_declared_is_blocked(
     assert gone is None
     assert "not finished" not in why
     print(kind, "|", why)
+
+
+NOISY = "gaussian-noise(scale=20)"
+
+CLEAN: dict[str, tuple[str, Callable[[Trained], Any]]] = {
+    "noise on the weights": (NOISY, lambda r: dxo(r.with_noise(NOISE))),
+    "the next round with noise": (NOISY, lambda r: dxo(r.with_noise(NOISE))),
+    "noise on the differences": (NOISY, as_differences(lambda r: r.noised())),
+    "noise in float16": (NOISY, as_weights(lambda r: cast(r.with_noise(NOISE), torch.float16))),
+    "noise in bfloat16": (NOISY, as_weights(lambda r: cast(r.with_noise(NOISE), torch.bfloat16))),
+    "noise on a part": (NOISY, as_weights(lambda r: {n: w for n, w in r.with_noise(NOISE).items() if "output" in n})),
+    "noise as NumPy arrays": (NOISY, as_weights(lambda r: {n: w.numpy() for n, w in r.with_noise(NOISE).items()})),
+    "Laplace noise": ("laplace-noise(scale=20)", lambda r: dxo(with_laplace(r))),
+    "clip and noise": ("clip-difference(norm=0.1, sigma=0.02)", as_differences(lambda r: clipped(r, 0.1, 0.02))),
+}
+"""Name -> the declared defence, and a transmission from which nothing came back."""
+
+EXPLAINED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
+    "weights": ("", lambda r: dxo(r.after)),
+    "the next round": ("", lambda r: dxo(r.after)),
+    "differences": ("", as_differences(lambda r: r.changed())),
+    "a part of the trained parameters": ("", as_weights(lambda r: {n: r.after[n] for n in r.names[3:]})),
+    "float16": ("", as_weights(lambda r: cast(r.after, torch.float16))),
+    "bfloat16": ("", as_weights(lambda r: cast(r.after, torch.bfloat16))),
+    "float16 differences": ("", as_differences(lambda r: cast(r.changed(), torch.float16))),
+    "float64 with the digits of float32": ("", as_weights(lambda r: cast(r.after, torch.float64))),
+    "a factor for the whole update": ("", as_differences(lambda r: {n: 5 * d for n, d in r.changed().items()})),
+    "clipped": ("clip-difference(norm=0.01)", as_differences(lambda r: clipped(r, 0.01))),
+    "clipped weights": ("clip-difference(norm=0.01)", lambda r: dxo(r.having(clipped(r, 0.01)))),
+    "a norm that does not clip": ("clip-difference(norm=100)", lambda r: dxo(r.after)),
+    "pruned": ("prune(share=0.9)", as_differences(lambda r: pruned(r, 0.9))),
+    "int8 levels": ("quantize(bits=8)", as_differences(lambda r: quantized(r, 8))),
+    "LoRA": (ADAPTERS, as_weights(lambda r: {n: r.after[n] for n in r.names})),
+}
+"""Name -> the declared defence, and a transmission that the audited update explains."""
+
+
+def with_laplace(r: Trained) -> Weights:
+    """Add Laplace noise of the declared strength."""
+    rng, sigma = np.random.default_rng(r.number), NOISE * r.rms()
+    return r.mapped(lambda d: d + torch.as_tensor(rng.laplace(0, sigma / 2**0.5, tuple(d.shape))).float())
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_what_reveals_nothing_leaves(kind: str, sites: Callable[[str], Site]) -> None:
+    """By the built-in policy, after the attacks."""
+    declared, made = CLEAN[kind]
+    site = sites(declared)
+    given = made(site.trained())
+    gone, why = site.answer(given)
+    assert gone is not None, why
+    for name, value in given["DXO"]["data"].items():
+        assert bool((torch.as_tensor(gone["DXO"]["data"][name]) == torch.as_tensor(value)).all())
+
+
+@pytest.mark.parametrize("kind", EXPLAINED)
+def test_what_the_audited_update_explains_is_not_blocked_for_that(
+    kind: str, sites: Callable[[str], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the attacks find nothing."""
+    whatever_is_explained(monkeypatch)
+    declared, made = EXPLAINED[kind]
+    site = sites(declared)
+    gone, why = site.answer(made(site.trained()))
+    assert gone is not None, why
+
+
+def test_a_plain_update_that_leaks_is_blocked(sites: Callable[[str], Site]) -> None:
+    """It is explained, and the attacks read its text."""
+    site = sites("")
+    gone, why = site.answer(dxo(site.trained().after))
+    assert gone is None and "FAIL" in why

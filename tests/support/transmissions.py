@@ -23,6 +23,8 @@ from tests.support import tiny
 TEXTS = ("the old dog chased a cat .", "a small bird saw the red fish .", "one horse ate .")
 OTHER = "three dogs found a new house in the old tree ."
 RATE = 0.1
+NOISE = 20.0
+"""Standard deviation of the noise, over the root mean square of the update."""
 Weights = dict[str, Tensor]
 
 
@@ -83,8 +85,13 @@ class Trained:
         sigma, rng = scale * self.rms(), self.generator
         return self.mapped(lambda d: d + sigma * torch.randn(d.shape, generator=rng))
 
+    def noised(self) -> Weights:
+        """Return the differences with Gaussian noise."""
+        noisy = self.with_noise(NOISE)
+        return {name: noisy[name] - self.before[name] for name in self.names}
+
     def one_more_step(self, text: str, *, anew: bool) -> Weights:
-        """Return the state dict after a step that nobody audits.
+        """Return the state dict after a step that nobody audits, of the other class.
 
         Args:
             text: of the step.
@@ -93,7 +100,7 @@ class Trained:
         model, tokenizer = tiny.bert(initializer_range=0.1), tiny.bert_tokenizer()
         model.load_state_dict(self.before if anew else self.after, strict=False)
         optimizer = torch.optim.SGD([p for n, p in model.named_parameters() if n in self.names], lr=RATE)
-        model(**tokenizer([text], return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
+        model(**tokenizer([text], return_tensors="pt"), labels=torch.tensor([1 - self.number % 2])).loss.backward()
         optimizer.step()
         return {n: w for n, w in _state(model).items() if n in self.after}
 
@@ -127,7 +134,7 @@ class Site:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
         text = TEXTS[self._number % len(TEXTS)]
         with watch(model, optimizer, tokenizer=tokenizer, config=self._config):
-            model(**tokenizer([text], return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
+            model(**tokenizer([text], return_tensors="pt"), labels=torch.tensor([self._number % 2])).loss.backward()
             optimizer.step()
         kept = registry.open_round(self.folder / "site-1")
         assert kept is not None
@@ -149,6 +156,19 @@ class Site:
 
 def _state(model: nn.Module) -> Weights:
     return {n: w.detach().clone() for n, w in model.state_dict().items()}
+
+
+def with_adapters() -> nn.Module:
+    """Return a tiny BERT with LoRA, whose matrices B are not zero any more."""
+    peft = pytest.importorskip("peft")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plan = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
+        model: nn.Module = peft.get_peft_model(tiny.bert(initializer_range=0.1), plan)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.1)
+    return model
 
 
 def _partly_frozen() -> nn.Module:

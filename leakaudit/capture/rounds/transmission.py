@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from leakaudit.capture.describe import declared_defenses
 from leakaudit.capture.rounds.audit import RoundAudit
 from leakaudit.capture.rounds.registry import audit_in
 from leakaudit.errors import LeakAuditError, ResultsError, type_and_place
@@ -108,7 +107,7 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
     for results in _results_until(audit, deadline):
         record = next((found for found in results.steps if found.id == step), None)
         if record is not None:
-            if missing := _missing_noise(audit, record):
+            if missing := _not_declared(record):
                 return Judgement(Status.INCONCLUSIVE, missing, last.number)
             status, sentence = evaluate_step(results, rules, step, now=datetime.now(UTC))
             return Judgement(status, sentence, last.number)
@@ -116,15 +115,10 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
     return Judgement(Status.ERROR, f"The round cannot be judged: {why}.", last.number)
 
 
-def _missing_noise(audit: RoundAudit, record: StepRecord) -> str:
-    """Return a sentence if the noise that the protocol declares was not sent."""
-    for declared in declared_defenses(audit.config.shipped_defense, None):
-        plugin = declared.known()
-        if plugin is None or plugin.without_noise() == plugin:
-            continue
-        if record.sent is None or declared.name in (*record.sent.absent, *record.sent.noiseless):
-            return f"What is sent does not hold the noise that is declared ({declared.name})."
-    return ""
+def _not_declared(record: StepRecord) -> str:
+    """Return a sentence if what was sent lacks a declared defence, or ""."""
+    missing = [] if record.sent is None else [*record.sent.absent, *record.sent.noiseless]
+    return f"What is sent does not have the declared {' and '.join(missing)}." if missing else ""
 
 
 def _rules(policy: Path | None) -> Policy:
