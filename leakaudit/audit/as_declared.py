@@ -80,8 +80,19 @@ def is_as_declared(
     return False
 
 
-def _is_computed(step: ClientStep, base: Update, seen: Update, plugins: Iterable[Any], *, differences: bool) -> bool:
-    """Return whether every entry is what the defences compute, up to its last digits."""
+def _is_computed(
+    step: ClientStep, base: Update, seen: Update, plugins: Iterable[Any], *, differences: bool, copied: bool
+) -> bool:
+    """Return whether every entry is what the defences compute, up to its last digits.
+
+    Args:
+        step: that produced the update.
+        base: the update before the defences.
+        seen: what was sent.
+        plugins: the defences.
+        differences: whether differences were sent.
+        copied: whether entries of differences that the defences leave as they are have to be equal.
+    """
     expected = base
     for plugin in plugins:
         expected = plugin.expected(step, expected, seen, ROUNDING)
@@ -90,17 +101,19 @@ def _is_computed(step: ClientStep, base: Update, seen: Update, plugins: Iterable
     for name, update in seen.items():
         size = update.abs() if differences else update.abs() + weights[name].detach().float().abs() / divisor
         room = UNITS * torch.finfo(torch.float32).eps * size
-        if differences:
-            room = room.where(expected[name] != base[name], 0.0)  # copied, not computed
+        if differences and copied:
+            room = room.where(expected[name] != base[name], 0.0)
         if bool(((update - expected[name]).abs() > room).any()):
             return False
     return True
 
 
 def _is_drawn(
-    step: ClientStep, produced: Observation, base: Update, seen: Update, plugins: Iterable[Any], *, noisy: bool
+    step: ClientStep, produced: Observation, base: Update, seen: Update, plugins: Sequence[Any], *, noisy: bool
 ) -> bool:
     """Return whether what the defences add is distributed as in another draw."""
+    if not plugins:
+        return True
     facts = produced.facts.model_copy(update={"defenses": ()})
     drawn = replace(produced, update=base, facts=facts)
     rng = torch.Generator().manual_seed(0)
@@ -108,10 +121,12 @@ def _is_drawn(
         drawn = plugin(step, drawn, rng)
     # A tensor that was left as it is holds nothing that nobody audited, but it lacks its noise.
     names = [n for n in base if n in drawn.update and (noisy or not torch.equal(seen[n], base[n]))]
+    if not names:
+        return all(torch.equal(drawn.update[name], base[name]) for name in base if name in drawn.update)
     own = _in_units({name: seen[name] - base[name] for name in names})
     other = _in_units({name: drawn.update[name] - base[name] for name in names})
     if own is None or other is None:
-        return own is None
+        return False
     largest = [max(float(added.abs().max()) for added in one.values() if added.numel()) for one in (own, other)]
     if largest[0] > LARGEST * largest[1]:
         return False
