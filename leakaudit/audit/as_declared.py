@@ -1,4 +1,4 @@
-"""Whether a sent update is the produced one under the declared defences, and no more.
+"""Tells whether the declared defences alone make a sent update.
 
 The stamp of verification says that an update comes from the batch, up to rounding and up to noise of the declared strength. That leaves room
 for what nobody audited: digits below the rounding, and anything that is as large as the noise. Here the produced update is known to the last

@@ -13,6 +13,7 @@ from leakaudit.audit.comparison import Update
 from leakaudit.audit.verification import verify
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.results.as_sent import AS_SENT, PRODUCED
 from leakaudit.results.journal import JournalEntry
@@ -42,21 +43,20 @@ class SentUpdate:
     """The declared defences that are in it, as the protocol declares them."""
 
 
-def sent_of(
-    sent: Observation | None, produced: Observation, client: ClientStep, beside: int = 0, *, differences: bool = False
-) -> SentUpdate | None:
+def sent_of(snapshot: Snapshot, produced: Observation, client: ClientStep) -> SentUpdate | None:
     """Return what was sent, if it differs from what was produced.
 
+    What left beside it is not known, so nothing of it is verified then.
+
     Args:
-        sent: the sent update with the declared defences; None if nobody told it.
+        snapshot: says what was sent; nothing if nobody told it.
         produced: the update of the training.
         client: the step that produced it.
-        beside: number of other tensors that left with it; what is in them is not known, so nothing is verified.
-        differences: whether differences of weights were sent instead of weights.
     """
-    if sent is None:
+    if snapshot.sent is None:
         return None
-    sent = sent.to(next(produced.model.parameters()).device)
+    beside, differences = snapshot.sent_beside, snapshot.sent_differences
+    sent = snapshot.sent.to(next(produced.model.parameters()).device)
     own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
     same = not beside and _same(sent.update, produced.update)
     if same and sent.facts.defenses == own:

@@ -346,13 +346,13 @@ EXPLAINED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     "a norm that does not clip": ("clip-difference(norm=100)", lambda r: dxo(r.after)),
     "pruned": ("prune(share=0.9)", as_differences(lambda r: pruned(r, 0.9))),
     "int8 levels": ("quantize(bits=8)", as_differences(lambda r: quantized(r, 8))),
-    "LoRA": (ADAPTERS, as_weights(lambda r: {n: r.after[n] for n in r.names})),
+    "LoRA": (ADAPTERS, as_weights(lambda r: {n: w for n, w in r.after.items() if "lora_" in n})),
 }
 """Name -> the declared defence, and a transmission that the audited update explains."""
 
 
 def part_with_noise(r: Trained) -> Weights:
-    """Return the weights of the encoder, with noise as large as declared for what is sent."""
+    """Return the weights of the encoder with the noise that is declared."""
     part = {n: d for n, d in r.changed().items() if "encoder" in n}
     size = float(torch.cat([d.flatten() for d in part.values()]).square().mean().sqrt())
     rng = r.generator
