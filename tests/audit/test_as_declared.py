@@ -15,7 +15,7 @@ from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import PluginSpec
-from leakaudit.plugins import defenses
+from leakaudit.registry import defenses
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat ."]
