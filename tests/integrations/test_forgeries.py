@@ -58,10 +58,11 @@ def low_bits(weights: Weights, names: Any) -> Weights:
 
 def with_last_bit(w: Tensor) -> Tensor:
     whole = {4: torch.int32, 2: torch.int16}[w.element_size()]
-    return ((w.contiguous().view(whole) & ~1) | payload(w).to(whole)).view(w.dtype)
+    written: Tensor = ((w.contiguous().view(whole) & ~1) | payload(w).to(whole)).view(w.dtype)
+    return written
 
 
-def as_weights(change: Callable[[Trained], Weights]) -> Callable[[Trained], Any]:
+def as_weights(change: Callable[[Trained], dict[str, Any]]) -> Callable[[Trained], Any]:
     return lambda r: dxo(change(r))
 
 
@@ -89,9 +90,9 @@ def quantized(r: Trained, bits: int) -> Weights:
         largest = d.abs().max()
         if not largest > 0:
             return d
-        return (d / largest * steps + torch.rand(d.shape, generator=rng)).floor().clamp(-steps, steps) * (
-            largest / steps
-        )
+        chosen = (d / largest * steps + torch.rand(d.shape, generator=rng)).floor().clamp(-steps, steps)
+        sent: Tensor = chosen * (largest / steps)
+        return sent
 
     return {n: level(d) for n, d in r.changed().items()}
 

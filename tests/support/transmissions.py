@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.rounds import registry, transmission
 from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.gate.evaluate import evaluate_step
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.verdict import Status
 from leakaudit.results.schema import Results
@@ -120,7 +121,7 @@ class Site:
         self._make = make or _partly_frozen
         self._last: Weights | None = None
         self._number = 0
-        shipped = {"shipped_defense": PluginSpec.parse(declared)} if declared else {}
+        shipped: dict[str, Any] = {"shipped_defense": PluginSpec.parse(declared)} if declared else {}
         attacks = tuple(PluginSpec(name=name) for name in ("embedding-rows", "span"))
         self._config = AuditConfig(
             out_dir=folder / "site-1", unit="round", every_n_steps=1, max_snapshots=10_000, attacks=attacks,
@@ -185,7 +186,7 @@ def whatever_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What is blocked then is blocked because the worker cannot explain it by the audited update.
     """
-    real = transmission.evaluate_step
+    real = evaluate_step
 
     def stamped(results: Results, policy: Policy, step: str, *, now: datetime) -> tuple[Status, str]:
         found = next(one for one in results.steps if one.id == step)
