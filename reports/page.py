@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from leakaudit.errors import RedactionError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
@@ -83,7 +84,7 @@ def write_report(
     target = output or run_dir / "report.html"
     results = load_results(run_dir / "results.json")
     if verdict is None:
-        digest = hashlib.sha256((run_dir / "results.json").read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
         verdict = evaluate(results, policy, now=now, results_sha256=digest)
     redacted = redact(
         results,

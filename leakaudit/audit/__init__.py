@@ -7,6 +7,7 @@ __all__ = [
     "accuracy",
     "active_server",
     "applied_defenses",
+    "as_declared",
     "as_sent",
     "attacks_on_step",
     "attempt",

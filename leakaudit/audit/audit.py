@@ -261,7 +261,7 @@ class Audit:
         observation, truth = snapshot.observation.to(self.device), snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         served = self._plugins.server is not None
-        sent = None if served else sent_of(snapshot.sent, observation, client, snapshot.sent_beside)
+        sent = None if served else sent_of(snapshot, observation, client)
         record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
         found = defenses_found(client, record.verification, observation.update)

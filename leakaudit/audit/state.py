@@ -22,6 +22,7 @@ from leakaudit.config.shard import Shard
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.results.journal import JournalEntry, load_journal
 from leakaudit.results.schema import Attempt, Kind, Regime, StepRecord, Subject
 
@@ -121,7 +122,7 @@ def unfinished(folder: Path) -> Unfinished | None:
     None if the folder has no unfinished audit, or if it cannot be read.
     """
     try:
-        state = SavedState.model_validate_json((folder / STATE).read_bytes())
+        state = SavedState.model_validate_json(read_regular(folder / STATE))
         done = len(load_journal(folder / JOURNAL))
     except (OSError, ValidationError, ResultsError):
         return None
@@ -131,7 +132,7 @@ def unfinished(folder: Path) -> Unfinished | None:
 def is_finished(folder: Path) -> bool:
     """Return whether a folder holds an audit that has finished."""
     try:
-        return SavedState.model_validate_json((folder / STATE).read_bytes()).finished
+        return SavedState.model_validate_json(read_regular(folder / STATE)).finished
     except (OSError, ValidationError):
         return False
 
@@ -204,7 +205,7 @@ class Journal:
         """
         if not self._path.exists():
             return
-        content = self._path.read_bytes()
+        content = read_regular(self._path)
         kept = "".join(entry.model_dump_json() + "\n" for entry in self.entries)
         if len(split_lines(content)) != len(self.entries) or (content and not content.endswith(b"\n")):
             write_atomic(self._path, kept)
@@ -311,7 +312,7 @@ class AuditState:
 
     def _load(self, battery: str) -> SavedState:
         try:
-            saved = SavedState.model_validate_json(self._path.read_bytes())
+            saved = SavedState.model_validate_json(read_regular(self._path))
         except (OSError, ValueError) as error:
             raise ResultsError(
                 f"{self._path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "

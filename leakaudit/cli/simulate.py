@@ -18,6 +18,7 @@ from leakaudit.cli.dataclass_options import Command, options_of, values_of
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
+from leakaudit.files.regular_files import read_regular
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ def pairing_of(data: Path) -> Pairing:
     """Return the key of the marks of steps: the digest of their data file."""
     from leakaudit.audit.pairing import Pairing
 
-    return Pairing(hashlib.sha256(data.read_bytes()).digest())
+    return Pairing(hashlib.sha256(read_regular(data)).digest())
 
 
 def simulator_of(what: dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ from leakaudit.cli.stopping import Stopped, exit_code, seconds_to_work, stop_on_
 from leakaudit.config.duration import length_of
 from leakaudit.errors import BudgetError, LeakAuditError, ResultsError, SpoolBusyError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.early import decided
 from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.gate.verdict import Verdict
@@ -139,7 +140,7 @@ class Night:
         from leakaudit.reports.page import write_report
 
         results, sha256 = read_results(self.folder)
-        verdict = Verdict.model_validate_json((self.folder / "verdict.json").read_bytes())
+        verdict = Verdict.model_validate_json(read_regular(self.folder / "verdict.json"))
         keys = keys_of(results, self.policy, night.data)
         counts = None if baseline is None else baseline.counts()
         rates = with_sequences(
