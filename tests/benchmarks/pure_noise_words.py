@@ -140,7 +140,8 @@ def main() -> None:
                     cell = f"{what}/{kind}/{then}/{name}"
                     if options.only and cell not in options.only:
                         continue
-                    rng, start, words = torch.Generator().manual_seed(options.seed), time.perf_counter(), []
+                    rng = torch.Generator().manual_seed(100 * options.seed + list(noise.NOISES).index(kind))
+                    start, words = time.perf_counter(), []
                     drawn = draws_of(step, seen, kind, then, rng)
                     for _ in range(options.draws):
                         sent = next(drawn)
