@@ -34,7 +34,8 @@ LARGEST, BEYOND, HALVING = 100, 1e-3, 2.0
 Our choice: the mean of 100 is right to a tenth, and one table in a thousand has an entry beyond the end."""
 
 ERRORS = 1.5
-"""Standard errors that are added to the mean excess. Our choice: a tail that is too short names words in one table of ten, not of a hundred."""
+"""Standard errors that are added to the mean excess, and to the share of entries above 0. Our choice: a tail that is too short names words in one
+table of ten, not of a hundred."""
 
 FARTHEST, POINTS = 40.0, 4000
 """Largest u of the table of K, in units of 1 / standard deviation, and its points.
@@ -112,7 +113,8 @@ class NoiseEntries:
             )  # (J,) entries beyond each edge
             far = ranked[top] + excess * (np.log(top / beyond) + 1 - math.log(HALVING) / (HALVING - 1))
             sizes, counts = _longer(ranked, far, np.append(-np.diff(beyond), beyond[-1]), top)
-        sizes, counts = np.append(sizes, 0.0), np.append(counts, len(found) - len(ranked))
+        counts = counts * (1 + ERRORS * math.sqrt(max(0.0, 1 / max(1, len(ranked)) - 1 / len(found))))
+        sizes, counts = np.append(sizes, 0.0), np.append(counts, max(0.0, len(found) - counts.sum()))
         return cls(sizes, counts / counts.sum(), *seen)
 
     @cached_property
