@@ -19,6 +19,7 @@
         SpoolBusyError              another worker is at work on it
         RoundError                  a round cannot be added to the audit of its folder, which goes on without it
       ResultsError                  results.json cannot be read, or is of a newer major version
+      BudgetError                   the time of an audit ended before its first attempt
       RedactionError                the evidence or the policy does not allow the requested text mode
 
 A message says what was asked, what was found and what to do. It may hold names, shapes, counts and norms. It never holds private text,
@@ -115,6 +116,10 @@ class PeersError(LeakAuditError):
 
 class ResultsError(LeakAuditError):
     """`results.json` cannot be read, or is of a newer major version."""
+
+
+class BudgetError(LeakAuditError):
+    """The time of an audit ended before its first attempt."""
 
 
 class RedactionError(LeakAuditError):

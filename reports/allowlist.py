@@ -68,6 +68,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "batch_size",
             "update",
             "declared_defenses",
+            "declared",
             "tokens",
             "embeddings",
             "head",

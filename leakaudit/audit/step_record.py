@@ -130,6 +130,7 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         declared_defenses=tuple(
             dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in declared)])
         ),
+        declared=tuple(dict.fromkeys([*(before.declared if before else ()), *map(_with_strength, declared)])),
         tokens=max(before.tokens if before else "", tokens, key=_top) if tokens != "0" else "",
         embeddings=parts.embeddings,
         head=parts.head,

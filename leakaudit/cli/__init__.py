@@ -6,7 +6,7 @@ A command parses its options, does its work, prints, and ends with an exit code.
 diagnostics. Heavy imports are inside the commands, so that `--help` and the gate start fast. It may import every room.
 
 Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 6 side process whose
-trainer ended, 128 + n stopped by signal n (130 Ctrl-C, 143 SIGTERM).
+trainer ended, 7 another process is at work on it, 124 end of a time limit, 128 + n stopped by signal n (130 Ctrl-C, 143 SIGTERM).
 """
 
 from __future__ import annotations

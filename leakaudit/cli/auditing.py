@@ -71,10 +71,10 @@ LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, res
 
 def time_limit(command: Callable[P, R]) -> Callable[P, R]:
     """Add the option `--time-limit` to a command."""
-    return click.option("--time-limit", "limit", metavar="LENGTH", callback=_seconds, help=LIMIT_HELP)(command)
+    return click.option("--time-limit", "limit", metavar="LENGTH", callback=seconds_of, help=LIMIT_HELP)(command)
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+def seconds_of(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of a length of time; None gives None.
 
     Raises:
@@ -185,12 +185,13 @@ def run_audit(
             source=source,
             pairing=steps.pairing,
         )
-        say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
+        say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s, stop.limit_s))
         say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
         if note:
             say(note)
         stopped, enough = _run_steps(audit, steps, stop, night)
         if night is not None and time_is_up(stopped):
+            stop.finish()  # closing what is left reports every attempt, which must not stop it again
             stopped, enough = None, night.out_of_time(audit)
         missing = len(steps.numbers) - audit.audited
         not_kept = [(missing, enough)] if enough and missing else []

@@ -263,6 +263,11 @@ def load_config(source: Path | str | AuditConfig) -> AuditConfig:
     return config
 
 
+def in_a_night() -> bool:
+    """Return whether a night runs this training, and attacks its steps later."""
+    return bool(os.environ.get(NIGHT_VARIABLE))
+
+
 def for_tonight(config: AuditConfig) -> AuditConfig:
     """Return the configuration for a training that a night runs, else the same.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit.gate.policy import Policy
+from leakaudit.results.files import minor_version
 from leakaudit.results.schema import Results
 
 NAMES: Mapping[str, str] = {
@@ -16,7 +17,7 @@ NAMES: Mapping[str, str] = {
     "attacks": "the attacks, their options or the version of leakaudit",
     "granted": "what the attacker is granted",
     "defenses": "the defences",
-    "shipped": "what the run ships",
+    "shipped": "the defences that the run declares",
     "batch": "the shape of a batch",
     "update": "what the client sends",
     "budget": "the time limit of an attempt",
@@ -38,14 +39,19 @@ def keys_of(results: Results, policy: Policy, data: str = "") -> dict[str, str]:
         data: name of the data set, or a mark of it; empty if unknown.
     """
     run, regime, subject = results.run, results.regime, results.subject
-    shipped = sorted({step.shipped_defense for step in results.steps if step.n_sequences})
+    if minor_version(results) >= 6:
+        declared = list(
+            regime.declared
+        )  # what was found instead is an outcome: a defence that is gone is compared, not excused
+    else:
+        declared = sorted({step.shipped_defense for step in results.steps if step.n_sequences} - {"none"})
     return {
         "model": f"{subject.model} {_short(subject.config_digest)}",
         "data": data,
         "attacks": f"{', '.join(run.battery.attacks)}; leakaudit {run.tool}",
         "granted": ", ".join(results.threat_model.granted) + f"; {results.threat_model.adversary}",
         "defenses": ", ".join(run.battery.defenses),
-        "shipped": ", ".join(shipped),
+        "shipped": ", ".join(declared) or "none",
         "batch": f"{regime.batch_size} texts, {'training' if regime.training_mode else 'eval'} mode, dropout {regime.dropout:g}, {regime.dtype}",
         "update": f"{regime.update}; trained: {regime.trainable}; accumulation {regime.accumulation}",
         "budget": f"{run.battery.budget_s:g} s",

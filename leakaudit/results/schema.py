@@ -526,6 +526,9 @@ class Regime(ResultsModel):
     """What the client sends, such as `difference of weights after 10 steps of AdamW`; empty in results that do not say it."""
     declared_defenses: tuple[str, ...] | None = None
     """Names of the defences that the run declares; the `shipped_defense` of every step is made of these. None in results before 1.2."""
+    declared: tuple[str, ...] = ()
+    """The same defences with their numbers, such as `gaussian-noise(scale=0.1)`, whether or not they were found in the updates. Empty in results
+    before 1.6."""
     tokens: str = ""
     """Number of tokens of the largest step, as a power-of-two range; empty for arrays, and in results before 1.4."""
     embeddings: Literal["trained", "frozen"] | None = None

@@ -71,10 +71,7 @@ ONE_KEY: dict[str, tuple[str, Callable[[Results], Results]]] = {
         lambda r: changed(r, threat_model=r.threat_model.model_copy(update={"adversary": "an active server"})),
     ),
     "defences": ("defenses", lambda r: _battery(r, defenses=("none", "prune(share=0.9)"))),
-    "shipped": (
-        "shipped",
-        lambda r: changed(r, steps=tuple(s.model_copy(update={"shipped_defense": "prune"}) for s in r.steps)),
-    ),
+    "another defence": ("shipped", lambda r: _regime(r, declared=("prune(share=0.9)",))),
     "batch size": ("batch", lambda r: _regime(r, batch_size=8)),
     "mode": ("batch", lambda r: _regime(r, training_mode=False)),
     "dropout": ("batch", lambda r: _regime(r, dropout=0.5)),
@@ -97,6 +94,16 @@ def test_audits_that_differ_in_one_key_are_refused_and_the_key_is_named(case: st
     assert refused.changed == (key,) and f"--despite {key}" in refused.refused and refused.differences == ()
     asked = compare(base, new, policy(RATE), despite=[key])
     assert not asked.refused and "Compared although" in asked.notes[0]
+
+
+def test_a_declared_defence_that_is_gone_is_compared_and_not_excused() -> None:
+    """The run declares the same as before, and sends something else."""
+    base = _regime(audit(0, 20), declared=("gaussian-noise(scale=1)",))
+    gone = tuple(step.model_copy(update={"shipped_defense": "none"}) for step in audit(20, 0).steps)
+    new = _regime(changed(audit(20, 0), steps=gone), declared=("gaussian-noise(scale=1)",))
+    found = compare(base, new, policy(RATE))
+    assert not found.refused
+    assert found.worse
 
 
 def test_another_data_set_is_refused() -> None:

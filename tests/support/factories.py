@@ -214,6 +214,7 @@ def results(
             trainable="all",
             batch_size=1,
             declared_defenses=tuple(sorted({name for s in steps for name in shipped_names(s.shipped_defense)})),
+            declared=tuple(sorted({s.shipped_defense for s in steps} - {"none"})),
         ),
         "catalogue": catalogue(
             [], [], [(name, registry.metrics[name]) for name in (*SEQUENCE_METRICS, *LABEL_METRICS)]

@@ -36,6 +36,15 @@ AUDIT = "audit"
 """Folder for what the callback keeps."""
 
 
+class TrainingFailedError(SnapshotError):
+    """The training of a night gave no steps."""
+
+    def __init__(self, reason: str, output: Path) -> None:
+        """Store the reason, a clause that the history may show."""
+        super().__init__(f"{reason}; its output is in {output}")
+        self.reason = reason
+
+
 def train(section: TrainingSection, folder: Path, output: Path, deadline: float) -> Path:
     """Run the training, unless an earlier start of the night has.
 
@@ -51,7 +60,8 @@ def train(section: TrainingSection, folder: Path, output: Path, deadline: float)
         The folder with the kept steps.
 
     Raises:
-        SnapshotError: it cannot be started, fails, takes too long, or keeps nothing. The message names the file with its output.
+        TrainingFailedError: it cannot be started, fails, takes too long, or keeps nothing.
+        SnapshotError: the training of an earlier start cannot be ended.
         OSError: a file cannot be written.
     """
     spool = folder / AUDIT
@@ -69,18 +79,16 @@ def train(section: TrainingSection, folder: Path, output: Path, deadline: float)
         try:
             code = child.wait(timeout=max(0.0, limit))
         except subprocess.TimeoutExpired:
-            raise SnapshotError(
-                f"the training took longer than its limit of {limit:.0f} s; its output is in {output}"
-            ) from None
+            raise TrainingFailedError(f"the training took longer than its limit of {limit:.0f} s", output) from None
         finally:
             _end(child)
     finally:
         os.close(running)
     if code:
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise SnapshotError(f"the training failed ({ended}); its output is in {output}")
+        raise TrainingFailedError(f"the training failed ({ended})", output)
     if not any(spool.glob("**/snapshot.json")):
-        raise SnapshotError(f"the training kept no step; is our callback in it? Its output is in {output}")
+        raise TrainingFailedError("the training kept no step; it needs the callback of leakaudit, attached", output)
     (folder / DONE).touch(mode=0o600)
     return spool
 
@@ -89,7 +97,7 @@ def _start(section: TrainingSection, spool: Path, output: Path, running: int) ->
     """Start the training; it inherits the locked file.
 
     Raises:
-        SnapshotError: it cannot be started.
+        TrainingFailedError: it cannot be started.
         OSError: its output cannot be written.
     """
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -105,7 +113,8 @@ def _start(section: TrainingSection, spool: Path, output: Path, running: int) ->
             pass_fds=(running,),
         )
     except OSError as error:
-        raise SnapshotError(f"the training cannot be started ({error.strerror or type(error).__name__})") from None
+        why = error.strerror or type(error).__name__
+        raise TrainingFailedError(f"the training cannot be started ({why})", output) from None
     finally:
         os.close(descriptor)
 
