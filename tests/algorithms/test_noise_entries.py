@@ -52,7 +52,7 @@ def test_a_value_that_no_sum_reaches_surprises_more_than_one_that_the_largest_re
 
 
 def test_the_proxy_is_the_variance_of_normal_entries_and_bounds_the_cumulants_of_others() -> None:
-    """Entries of -3, 0 and 3, with 3 in one of fifty: K(u) = log(1 + (cosh(3 u) - 1) / 50)."""
+    """The others have the cumulants log(1 + (cosh(3 u) - 1) / 50)."""
     assert NoiseEntries.of(2 * _normal(100_000)).proxy == pytest.approx(4.0, rel=0.02)
     rare = torch.zeros(100_000).index_fill(0, torch.arange(2000), 3.0)
     proxy, at = NoiseEntries.of(rare).proxy, np.linspace(0.01, 10, 1000)

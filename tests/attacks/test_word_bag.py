@@ -136,7 +136,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("laplace", [False, True])
 def test_noise_that_was_changed_afterwards_names_no_row_of_a_head(laplace: bool, change: str) -> None:
-    """The declared size is 1, as before the change; a few features are large, as in trained models."""
+    """The declared size is 1, as before the change; a few features are large."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(64, 32, generator=generator, dtype=torch.float64) + 1.0
     features[:, :2] *= 10

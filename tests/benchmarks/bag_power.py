@@ -62,8 +62,8 @@ def main() -> None:
         sep="\n",
     )
     for (noise, scale), counts in found.items():
-        recall, named = fmean(right / of for right, of, _ in counts), sum(right + wrong for right, _, wrong in counts)
-        print(line([noise, scale, len(counts), f"{recall:.3f}", named, sum(wrong for *_, wrong in counts)]))
+        recall, words = fmean(right / of for right, of, _ in counts), sum(right + wrong for right, _, wrong in counts)
+        print(line([noise, scale, len(counts), f"{recall:.3f}", words, sum(wrong for *_, wrong in counts)]))
 
 
 if __name__ == "__main__":

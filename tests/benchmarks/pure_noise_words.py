@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -77,10 +77,11 @@ def client(kind: str, rows: int, entries: int) -> tuple[ClientStep, Observation]
         step = tiny.client_step(model, tiny.bert_tokenizer(), ["a dog"], [1])
     else:
         size |= {"n_embd": entries, "n_layer": 1, "n_head": 1, "n_positions": 24, "tie_word_embeddings": kind == "tied"}
-        model = GPT2LMHeadModel(GPT2Config(**size)).eval()
+        decoder = GPT2LMHeadModel(GPT2Config(**size)).eval()
         with torch.no_grad():
-            model.transformer.ln_f.weight[:3] *= LARGE
-            model.transformer.ln_f.bias += 0.1
+            decoder.transformer.ln_f.weight[:3] *= LARGE
+            decoder.transformer.ln_f.bias += 0.1
+        model = decoder
         step = tiny.client_step(model, tiny.gpt2_tokenizer(), ["a dog"], task="causal-lm")
     seen = step.observe()
     vocabulary = seen.facts.vocabulary.model_copy(update={"size": rows})
@@ -101,7 +102,7 @@ def draws_of(
         yield sent
 
 
-def line(cells: list[object]) -> str:
+def line(cells: Iterable[object]) -> str:
     """Return a row of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
 

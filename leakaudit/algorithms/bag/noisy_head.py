@@ -78,7 +78,8 @@ def _leading(features: Tensor) -> Tensor:
     energy, directions = torch.linalg.eigh(features.T @ features)  # ascending
     held = energy.flip(0).cumsum(0) / energy.sum().clamp_min(1e-300)
     count = min(int((held < HELD).sum()) + 1, len(energy) // LEADING)
-    return directions[:, len(energy) - count :]
+    leading: Tensor = directions[:, len(energy) - count :]
+    return leading
 
 
 def _no_more_than(entries: NoiseEntries, surprise: Tensor, against: Tensor, shares: Tensor) -> Tensor:
