@@ -1,4 +1,4 @@
-"""How the entries of noise are distributed, as the quiet rows of an update show it.
+"""Estimates of how the entries of noise are distributed, from quiet rows.
 
 Letters: V rows, D entries per row, N entries that were measured, J groups of equal entries, K(u) = log E cosh(u x) for an entry x.
 
@@ -124,7 +124,9 @@ class NoiseEntries:
 
     @cached_property
     def proxy(self) -> float:
-        """Least s^2 with K(u) <= s^2 u^2 / 2 at all u: the variance of a normal entry with larger tails.
+        """Least s^2 with K(u) <= s^2 u^2 / 2 at all u.
+
+        A normal entry of this variance has larger tails.
 
         It is the variance itself where it is nearly that.
         """
@@ -136,7 +138,10 @@ class NoiseEntries:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Points u (POINTS,), K(u), K'(u) and K''(u); evenly spaced in the square root of u."""
+        """Points u (POINTS,), K(u), K'(u) and K''(u).
+
+        The points are evenly spaced in the square root of u.
+        """
         at = np.linspace(0.0, 1.0, POINTS) ** 2 * FARTHEST / max(self.deviation, 1e-300)
         by = np.outer(at, self.sizes)
         top = by.max(axis=1, keepdims=True)
@@ -181,12 +186,23 @@ class NoiseEntries:
 
 
 def _proxy(at: np.ndarray, values: np.ndarray) -> float:
-    """Return the largest 2 K(u) / u^2 of values K(u) at points u, of which the first is 0."""
+    """Return the largest 2 K(u) / u^2.
+
+    Args:
+        at: (n,) points u, of which the first is 0.
+        values: (n,) K(u).
+    """
     return float((2 * values[1:] / at[1:] ** 2).max(initial=0.0))
 
 
 def _cumulants(at: np.ndarray, sizes: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return K(u) at points u (n,), of entries of sizes (J,) with shares (J,); the other entries are 0."""
+    """Return (n,) K(u).
+
+    Args:
+        at: (n,) points u.
+        sizes: (J,) of groups of equal entries.
+        shares: (J,) of all entries; the other entries are 0.
+    """
     by = np.outer(at, sizes)
     top = by.max(axis=1, keepdims=True)
     whole = ((np.exp(by - top) + np.exp(-by - top)) / 2) @ shares + (1 - shares.sum()) * np.exp(-top[:, 0])
@@ -209,7 +225,9 @@ def _grouped(ranked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _longer(ranked: np.ndarray, far: np.ndarray, counts: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sizes and numbers of magnitudes, with the longer one of the seen and the continued tail.
+    """Return sizes and numbers of magnitudes with the longer tail.
+
+    It is either the seen or the continued one.
 
     Args:
         ranked: (n,) magnitudes, descending.

@@ -74,7 +74,10 @@ def target_surprise(rows: Tensor, sigma: float, features: Tensor, probabilities:
 
 
 def _leading(features: Tensor) -> Tensor:
-    """Return (D, R) directions that hold nearly all of the features' energy, at most a LEADING-th of D."""
+    """Return (D, R) directions that hold nearly all energy of the features.
+
+    R is at most a LEADING-th of D.
+    """
     energy, directions = torch.linalg.eigh(features.T @ features)  # ascending
     held = energy.flip(0).cumsum(0) / energy.sum().clamp_min(1e-300)
     count = min(int((held < HELD).sum()) + 1, len(energy) // LEADING)
@@ -83,7 +86,7 @@ def _leading(features: Tensor) -> Tensor:
 
 
 def _no_more_than(entries: NoiseEntries, surprise: Tensor, against: Tensor, shares: Tensor) -> Tensor:
-    """Return (V,) the surprise, or that of the quiet rows' own entries if it is smaller."""
+    """Return (V,) the smaller surprise: the given one or that of the quiet rows."""
     found = surprise.clone()
     for part in (surprise > LIKELY).nonzero().flatten().split(2048):
         own = entries.surprise(against[part].cpu().numpy(), shares[part].cpu().numpy())
