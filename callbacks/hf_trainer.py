@@ -138,7 +138,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide whether the step that begins is kept."""
-        self._event = Event(args, state, kwargs)
+        self._event, self._control = Event(args, state, kwargs), control
         self._decide(state.global_step)
 
     @entry
@@ -219,6 +219,10 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
             autocast=precision or ("bf16" if args.bf16 else "fp16" if args.fp16 else None),
             kept_rng=not args.torch_compile,  # compiled dropout draws from a generator of its own
         )
+
+    def _stop_training(self) -> None:
+        if self._control is not None:
+            self._control.should_training_stop = True
 
     def _logger(self) -> Callable[[dict[str, float]], None] | None:
         return None if self._trainer is None else self._log

@@ -126,6 +126,8 @@ class LeakAuditCallback(Adapter, Callback):
         """Count a step, after an optimizer has moved the weights; each optimizer calls it."""
         if self._counter.count(self._run):
             self._decide(self._counter.number)
+            if self._red_line is not None:  # not at the end of a batch, which may be a part of a step
+                self._trainer.should_stop = True
 
     @entry
     def _unhook(self) -> None:

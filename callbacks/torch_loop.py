@@ -39,7 +39,7 @@ from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
-from leakaudit.errors import SnapshotError
+from leakaudit.errors import RedLineError, SnapshotError
 
 
 @dataclass(eq=False, repr=False)
@@ -115,6 +115,23 @@ class Watch(Adapter):
         """
         if self._run is not None:
             self._run.recorder.batch(values)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop should end: a leak was found that `stop_on` names.
+
+        In a distributed run it becomes true in all processes after the same step. Nothing happens unless the loop asks.
+        """
+        return self._red_line is not None
+
+    def stop_if_asked(self) -> None:
+        """Raise if the loop should end; for loops that an exception leaves best.
+
+        Raises:
+            RedLineError: `should_stop` is true. The message names the rule, and the numbers that violate it.
+        """
+        if self._red_line is not None:
+            raise RedLineError(f"rule {self._red_line.rule}: {self._red_line.sentence}")
 
     @entry
     def _begin_loop(self) -> None:

@@ -18,7 +18,9 @@
       SpoolError                    the folder between trainer and battery cannot be used
         SpoolBusyError              another worker is at work on it
         RoundError                  a round cannot be added to the audit of its folder, which goes on without it
+      RedLineError                  a leak was found for which the user wants the training to stop
       ResultsError                  results.json cannot be read, or is of a newer major version
+      BudgetError                   the time of an audit ended before its first attempt
       RedactionError                the evidence or the policy does not allow the requested text mode
 
 A message says what was asked, what was found and what to do. It may hold names, shapes, counts and norms. It never holds private text,
@@ -113,8 +115,19 @@ class PeersError(LeakAuditError):
         self.first = first
 
 
+class RedLineError(LeakAuditError):
+    """A leak was found at which the user wants training to stop.
+
+    Only `Watch.stop_if_asked` raises it.
+    """
+
+
 class ResultsError(LeakAuditError):
     """`results.json` cannot be read, or is of a newer major version."""
+
+
+class BudgetError(LeakAuditError):
+    """The time of an audit ended before its first attempt."""
 
 
 class RedactionError(LeakAuditError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from leakaudit.gate.wording import at_least, at_most
 from leakaudit.history.keys import in_words
 from leakaudit.history.record import Rate
 from leakaudit.history.trend import Point, Series, Trend
@@ -117,7 +118,7 @@ def _row(point: Point, first: Series | None) -> tuple[str, ...]:
         point.night,
         "gap" if point.gap else str(record.verdict) if record is not None and record.verdict else "none",
         "" if point.gap else f"{rate.k}/{rate.n}" if rate is not None and rate.n else "not judged",
-        _at_most(rate.upper) if rate is not None and rate.upper is not None else "",
+        at_most(rate.upper) if rate is not None and rate.upper is not None else "",
         "new" if point.new_version else "",
         str(record.exit_code) if record is not None else "",
         "; ".join(changes),
@@ -156,10 +157,10 @@ def chart(points: Sequence[Point], series: Series, width: int, marks: Marks) -> 
     top = _top([*(rate.k / rate.n for rate in rates), *(rate.upper or 0.0 for rate in rates), limit or 0.0])
     lines = [f"{plain(subject_of(series))}, {_which(shown, len(points))}"]
     for row in reversed(range(_HEIGHT)):
-        label = f"{100 * top:g} %" if row == _HEIGHT - 1 else ""
+        label = f"{100 * top:g}%" if row == _HEIGHT - 1 else ""
         cells = [_cell(column, series, row, top, limit, marks) for column in columns]
         lines.append(f"{label:>{_LABEL}} " + "".join(cells))
-    lines.append(f"{'0 %':>{_LABEL}} " + "".join(_foot(column, series, marks) for column in columns))
+    lines.append(f"{'0%':>{_LABEL}} " + "".join(_foot(column, series, marks) for column in columns))
     if any(point.new_version for point in part):
         under = [marks.version if isinstance(at, Point) and at.new_version else " " for at in columns]
         lines.append(f"{'':>{_LABEL}} " + "".join(under))
@@ -238,23 +239,10 @@ def bound_sentence(trend: Trend, confidence: float | None) -> str:
     if rate is None or rate.upper is None or rate.so_far is None or not rate.so_far[1]:
         return "No new step could be judged, so nothing is known about the leak rate."
     k, n = rate.so_far
-    least = f" and at least {_at_least(rate.lower)}" if rate.lower else ""
-    sure = "" if confidence is None else f", {100 * confidence:g} % confidence"
+    least = f" and at least {at_least(rate.lower)}" if rate.lower else ""
+    sure = "" if confidence is None else f", {100 * confidence:g}% confidence"
     gap = f" The last night with results is {audited[-1].night}." if trend.points[-1].gap else ""
     return (
-        f"Leak rate at most {_at_most(rate.upper)}{least}, however often you look "
+        f"Leak rate at most {at_most(rate.upper)}{least}, however often you look "
         f"({plain(subject_of(trend.series[0]))}: {k} of {counted(n, 'step')} in comparable nights{sure}).{gap}"
     )
-
-
-def _at_most(rate: float) -> str:
-    """Return an upper bound, rounded up.
-
-    >>> _at_most(0.0481), _at_most(0.05), _at_most(1.0)
-    ('4.9 %', '5.0 %', '100.0 %')
-    """
-    return f"{math.ceil(round(1000 * rate, 6)) / 10:.1f} %"
-
-
-def _at_least(rate: float) -> str:
-    return f"{math.floor(round(1000 * rate, 6)) / 10:.1f} %"

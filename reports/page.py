@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from leakaudit.errors import RedactionError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
@@ -45,7 +46,7 @@ def render_html(redacted: RedactedResult) -> str:
     css = style(redacted.mode)
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     csp = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return _templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
+    return templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
 
 
 def write_report(
@@ -83,7 +84,7 @@ def write_report(
     target = output or run_dir / "report.html"
     results = load_results(run_dir / "results.json")
     if verdict is None:
-        digest = hashlib.sha256((run_dir / "results.json").read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
         verdict = evaluate(results, policy, now=now, results_sha256=digest)
     redacted = redact(
         results,
@@ -102,7 +103,8 @@ def write_report(
 
 
 @cache
-def _templates() -> Environment:
+def templates() -> Environment:
+    """Return the environment of all templates, which escapes every text."""
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -147,7 +149,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
 
 
 def _rendered(section: Section) -> dict[str, str]:
-    template = _templates().get_template(f"sections/{section.anchor}.html.j2")
+    template = templates().get_template(f"sections/{section.anchor}.html.j2")
     return {
         "anchor": section.anchor,
         "title": section.title,

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.errors import ResultsError
+from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.verdict import RuleVerdict, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
@@ -51,7 +52,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
         ResultsError: the results or the verdict cannot be read.
     """
     try:
-        verdict = Verdict.model_validate_json((run_dir / "verdict.json").read_bytes())
+        verdict = Verdict.model_validate_json(read_regular(run_dir / "verdict.json"))
     except (OSError, ValidationError):
         raise ResultsError(f"{run_dir / 'verdict.json'}: cannot be read; `leakaudit gate` writes one") from None
     redacted = redact(load_results(run_dir), [], verdict, TextMode.HASH)

@@ -10,8 +10,7 @@ distribution's far quantile names several times too many rows.
 
 What was done to the noise afterwards changes the distribution again. After quantisation to a few levels, for example, the energy counts a few
 large entries and varies more than either kind of noise. So the rows themselves say how much the energy of noise varies: it is the sum of D
-entries that are drawn from the quiet rows (`measured_cut`). The larger of both quantiles is used. The second one alone would not do,
-because few rows do not show the far tail of one entry. Inner products of rows with a direction are judged in the same way
+entries that are drawn from the quiet rows (`measured_cut`). The larger of both quantiles is used. Inner products of rows with a direction are judged in the same way
 (`against_above_noise`).
 """
 
@@ -26,6 +25,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from leakaudit.algorithms.noise_entries import QUARTER, NoiseEntries, quiet_entries
 from leakaudit.plugins.attack_protocol import FALSE_EVENTS
 
 GAUSSIAN_RATIO = 2.65
@@ -36,10 +36,6 @@ Gaussian noise as Laplace noise."""
 SAMPLED = 100_000
 """Entries from which the ratio is estimated.
 Our choice: its standard error is then 0.01."""
-
-QUARTER = 0.25
-"""Share of the rows that is assumed to hold noise alone.
-Our choice: a batch names fewer than three quarters of all tokens."""
 
 STANDARD_ERRORS = 3.0
 """Standard errors by which the rank of the noise's quantile is raised if no noise is declared.
@@ -57,12 +53,9 @@ WIDEST = 4096
 """Entries from which a sum of Laplace squares counts as normal.
 Our choice: its skewness is then below 0.1."""
 
-SADDLES, FARTHEST = 60, 12.0
-"""Points at which the tail of a projection is computed, and the farthest of them in standard deviations of the noise.
-Our choice: a normal variable reaches 12 with a chance of 1e-33."""
-
-GROWTH = 1.15
-"""Ratio of two neighbouring ranks between which magnitudes count as equal. Our choice: a hundred groups for a million entries."""
+PROJECTIONS, FARTHEST = 120, 40.0
+"""Points at which the tail of a projection is computed, and minus the logarithm of the tail at the farthest of them.
+Our choice: no table has so many rows."""
 
 Cut = Callable[[float], float]
 """Probability -> the value that a statistic of noise alone exceeds with this probability."""
@@ -171,38 +164,25 @@ def energy_cut(width: int, heavy: bool) -> Cut:
 def measured_cut(rows: Tensor) -> Cut:
     """Return the quantiles of |row|^2 if all entries are drawn from the quiet rows.
 
-    The entries of noise are independent and alike, whatever was done to each of them. The quiet rows of the left half of the columns are
-    the QUARTER with the least energy in the right half, and the other way round. So a row of noise is not chosen by the entries that are
-    taken from it, and a row of signal is left out.
+    See `leakaudit.algorithms.noise_entries`.
 
     Args:
         rows: (V, D).
     """
     width = rows.shape[1]
-    squares = quiet_entries(rows).double().square().cpu().numpy()
-    mean, spread, largest = float(squares.mean()), float(squares.std()), float(squares.max(initial=0.0))
+    entries = NoiseEntries.of(quiet_entries(rows))
+    squares = entries.sizes**2
+    mean = float(entries.shares @ squares)
+    spread, largest = math.sqrt(max(0.0, float(entries.shares @ squares**2) - mean**2)), float(squares.max())
     step = (width * mean + 12 * math.sqrt(width) * spread + 3 * largest) / GRID  # a Poisson count stays below, too
     if step == 0.0:
         return lambda _: 0.0
     at = squares / step
     below = at.astype(int)
-    single = np.bincount(below, 1 - (at - below), GRID) + np.bincount(below + 1, at - below, GRID)
-    values, beyond = _sums(single / len(squares), width, step)
+    upper = entries.shares * (at - below)
+    single = np.bincount(below, entries.shares - upper, GRID) + np.bincount(below + 1, upper, GRID)
+    values, beyond = _sums(single, width, step)
     return lambda tail: _first_below(values, beyond, tail) + SPREAD * math.sqrt(width) * step
-
-
-def quiet_entries(rows: Tensor) -> Tensor:
-    """Return entries (N,) of rows (V, D) that hold noise alone: see `measured_cut`."""
-    width = rows.shape[1]
-    left, right = rows[:, : (width + 1) // 2], rows[:, (width + 1) // 2 :]
-    chosen = [_quiet(right, left), _quiet(left, right)] if width > 1 else [rows]
-    return torch.cat([part.flatten() for part in chosen])
-
-
-def _quiet(judged: Tensor, taken: Tensor) -> Tensor:
-    """Return the rows of `taken` (V, E) with the least energy in `judged` (V, F)."""
-    energy = judged.double().square().sum(dim=1)  # (V,)
-    return taken[energy.topk(max(1, math.ceil(QUARTER * len(energy))), largest=False).indices]
 
 
 def projection_cut(direction: Tensor, heavy: bool) -> Cut:
@@ -232,49 +212,22 @@ def projection_cut(direction: Tensor, heavy: bool) -> Cut:
 def measured_projection_cut(rows: Tensor, direction: Tensor) -> Cut:
     """Return the quantiles of a row's inner product with a fixed direction m.
 
-    All entries are drawn from the quiet rows. The entries are taken as symmetric. Their sum has the cumulants K(u) = sum_i log E cosh(u m_i x), and its tail is the saddlepoint
-    approximation of Lugannani and Rice 1980, which is exact for Gaussian noise.
+    All entries are drawn from the quiet rows.
 
     Args:
         rows: (V, D).
         direction: (D,), m.
     """
-    sizes, shares = _grouped(quiet_entries(rows).double().abs().cpu().numpy())  # (J,), (J,)
-    weights = direction.double().abs().cpu().numpy()  # (D,)
-    deviation = math.sqrt(float(shares @ sizes**2) * float(weights @ weights))
+    entries, weights = NoiseEntries.of(quiet_entries(rows)), direction.double().abs().cpu().numpy()  # (D,)
+    deviation = entries.deviation * float(np.linalg.norm(weights))
     if deviation == 0.0:
         return lambda _: 0.0
-    at, logs = [0.0], [math.log(0.5)]
-    for tried in np.linspace(0.0, FARTHEST, SADDLES + 1)[1:] / deviation:
-        by = np.outer(weights, sizes)  # (D, J)
-        top = (tried * by).max(axis=1, keepdims=True)
-        up, down = (shares * np.exp(sign * tried * by - top) / 2 for sign in (1, -1))
-        whole = (up + down).sum(axis=1)  # (D,)
-        first, second = ((up - down) * by).sum(axis=1) / whole, ((up + down) * by**2).sum(axis=1) / whole
-        value, variance = float(first.sum()), float((second - first**2).sum())
-        reached = 2 * (tried * value - float((np.log(whole) + top[:, 0]).sum()))
-        if reached <= 0.0 or variance <= 0.0:
-            continue
-        root, scaled = math.sqrt(reached), tried * math.sqrt(variance)
-        tail = float(special.ndtr(-root)) + math.exp(-root * root / 2) / math.sqrt(2 * math.pi) * (
-            1 / scaled - 1 / root
-        )
-        if value > at[-1] and 0.0 < tail < math.exp(logs[-1]):
-            at.append(value)
-            logs.append(math.log(tail))
-    return lambda tail: float(np.interp(-math.log(tail), [-log for log in logs], at))
-
-
-def _grouped(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return magnitudes (J,) and their shares (J,).
-
-    Groups keep the mean square, and are finer towards the largest.
-    """
-    ranked = np.sort(sizes)[::-1]
-    ends = np.unique(np.minimum(np.ceil(GROWTH ** np.arange(200)), len(ranked)).astype(int))  # 1, 2, 3, ... N
-    starts = np.concatenate([[0], ends[:-1]])
-    squares = np.add.reduceat(ranked**2, starts)
-    return np.sqrt(squares / (ends - starts)), (ends - starts) / len(ranked)
+    farthest = 12 * deviation
+    while entries.surprise(np.array([farthest]), weights[None])[0] < FARTHEST:
+        farthest *= 1.5  # entries that are seldom more than 0 reach many standard deviations
+    at = np.linspace(0.0, farthest, PROJECTIONS)
+    logs = np.maximum.accumulate(entries.surprise(at, np.broadcast_to(weights, (PROJECTIONS, len(weights)))))
+    return lambda tail: float(np.interp(-math.log(tail), logs, at))
 
 
 @lru_cache(maxsize=64)

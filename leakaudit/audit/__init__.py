@@ -7,6 +7,7 @@ __all__ = [
     "accuracy",
     "active_server",
     "applied_defenses",
+    "as_declared",
     "as_sent",
     "attacks_on_step",
     "attempt",
@@ -22,6 +23,7 @@ __all__ = [
     "entries",
     "inline",
     "known_factors",
+    "merging",
     "own_loss",
     "pairing",
     "perplexity",
@@ -40,4 +42,5 @@ __all__ = [
     "verified_record",
     "weight_difference",
     "worker",
+    "worker_signals",
 ]

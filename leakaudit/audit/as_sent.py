@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from leakaudit.audit.applied_defenses import defenses_found, defenses_left
+from leakaudit.audit.as_declared import is_as_declared
 from leakaudit.audit.comparison import Update
 from leakaudit.audit.verification import verify
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.observation import Observation
+from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.results.as_sent import AS_SENT, PRODUCED
 from leakaudit.results.journal import JournalEntry
@@ -22,6 +24,11 @@ UNDECLARED = DeclaredDefense(name="undeclared change")
 knows nothing about it: any part of the update may be noise, and any entry may have been set to zero."""
 
 NOT_AS_DECLARED = "what was sent is not what the declared defences make of the produced update"
+
+BEYOND_DECLARED = (
+    "what was sent comes from the produced update, but differs from it by digits or noise that the declared defences do not make; send what "
+    "the training left, without computing with it"
+)
 
 
 @dataclass(frozen=True)
@@ -36,32 +43,49 @@ class SentUpdate:
     """The declared defences that are in it, as the protocol declares them."""
 
 
-def sent_of(sent: Observation | None, produced: Observation, client: ClientStep, beside: int = 0) -> SentUpdate | None:
+def sent_of(snapshot: Snapshot, produced: Observation, client: ClientStep) -> SentUpdate | None:
     """Return what was sent, if it differs from what was produced.
 
+    What left beside it is not known, so nothing of it is verified then.
+
     Args:
-        sent: the sent update with the declared defences; None if nobody told it.
+        snapshot: says what was sent; nothing if nobody told it.
         produced: the update of the training.
         client: the step that produced it.
-        beside: number of other tensors that left with it; what is in them is not known, so nothing is verified.
     """
-    if sent is None:
+    if snapshot.sent is None:
         return None
-    sent = sent.to(next(produced.model.parameters()).device)
-    if not beside and _same(sent.update, produced.update):
+    beside, differences = snapshot.sent_beside, snapshot.sent_differences
+    sent = snapshot.sent.to(next(produced.model.parameters()).device)
+    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
+    same = not beside and _same(sent.update, produced.update)
+    if same and sent.facts.defenses == own:
         return None
     declared = replace(client, facts=sent.facts)
     bare = {name: produced.update[name] for name in sent.update}
     stamp = verify(declared, sent.update, repeated=bare)
+
+    def left() -> list[DeclaredDefense]:
+        return [one for one in defenses_left(declared, stamp) if one not in own]
+
+    if same and stamp.status.bounds:
+        if left() and is_as_declared(declared, produced, sent.update, left(), differences=differences):
+            return None  # the declared defences do nothing to it
+        stamp = stamp.model_copy(update={"absent": (*stamp.absent, *(one.name for one in left()))})
     unsent = len(produced.update) - len(bare)
     left_out = f"{unsent} of {len(produced.update)} trained parameters were not sent" if unsent else ""
-    if stamp.status.bounds and not beside:
+    factor = 1.0 if stamp.scale is None else stamp.scale
+    explained = stamp.status.bounds and is_as_declared(
+        declared, produced, sent.update, left(), factor=factor, differences=differences
+    )
+    if explained and not beside:
         found = defenses_found(declared, stamp, sent.update)
         stamp = stamp.model_copy(update={"note": "; ".join(filter(None, (stamp.note, left_out)))})
         return SentUpdate(sent.declaring(found), stamp, defenses_left(declared, stamp))
     why = f"{beside} other tensors left with it, which nobody audited" if beside else NOT_AS_DECLARED
+    if stamp.status.bounds and not explained:
+        why = BEYOND_DECLARED
     unknown = Verification(status=VerificationStatus.UNVERIFIABLE, note="; ".join(filter(None, (why, left_out))))
-    own = tuple(one for one in sent.facts.defenses if one in produced.facts.defenses)
     return SentUpdate(sent.declaring((*own, UNDECLARED)), unknown, own)
 
 

@@ -33,7 +33,7 @@ from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
-from leakaudit.audit.state import JOURNAL, AuditState, Journal, step_id_of
+from leakaudit.audit.state import JOURNAL, AuditState, Journal, SavedShard, step_id_of
 from leakaudit.audit.step_record import lost_record, regime_of, subject_of
 from leakaudit.audit.verified_record import verified_record
 from leakaudit.client.observation import Observation
@@ -76,6 +76,7 @@ class Audit:
         source: str = "",
         deaths: AttemptDeaths | None = None,
         pairing: Pairing | None = None,
+        shard: SavedShard | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -91,6 +92,7 @@ class Audit:
             source: digest of the audited model and data. It identifies an unfinished audit of the same model and data.
             deaths: counts the processes that died during an attempt; None where nobody starts a new one.
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
+            shard: what this audit is a part of; None for a whole audit.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -106,7 +108,7 @@ class Audit:
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = Journal(folder / JOURNAL)
-        self._state = AuditState(folder, self.battery.digest, key=key, source=source)
+        self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
         entries = EntryBuilder(config, tokenizer, self._state)
@@ -117,7 +119,7 @@ class Audit:
         runner = AttemptRunner(config, scorer, entries, deaths)
         self._attacks = Attacks(self._due, runner, config.seed, on_gpu=lambda: self._on_gpu)
         quick_first = sorted(self._plugins.attacks, key=lambda labelled: is_slow(labelled[1]))
-        self._controls = ControlRunner(config, tokenizer, quick_first, scorer)
+        self._controls = ControlRunner(config, tokenizer, quick_first, scorer, self._state.shard)
         metrics = applied_metrics(config.sentence_model)
         plugins = catalogue(self._plugins.attacks, self._plugins.defenses, metrics)
         self._results = ResultsBuilder(folder, config, self.battery, command, plugins, pairing.id if pairing else "")
@@ -148,8 +150,7 @@ class Audit:
     def has_audited(self, step: int) -> bool:
         """Return whether all attempts on a step, and its control if due, are finished."""
         step_id = step_id_of(step)
-        open_control = self.controls_left and not self._state.has_control(step_id)
-        return not open_control and not any(self._due.of(step_id))
+        return not self._controls.is_due(self._state, step_id) and not any(self._due.of(step_id))
 
     def only_slow_left(self, step: int) -> bool:
         """Return whether a step was begun and waits for slow attacks only."""
@@ -260,7 +261,7 @@ class Audit:
         observation, truth = snapshot.observation.to(self.device), snapshot.truth.to(self.device)
         client = ClientStep(observation.model, truth, snapshot.recipe, observation.facts)
         served = self._plugins.server is not None
-        sent = None if served else sent_of(snapshot.sent, observation, client, snapshot.sent_beside)
+        sent = None if served else sent_of(snapshot, observation, client)
         record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
         found = defenses_found(client, record.verification, observation.update)

@@ -15,7 +15,7 @@ import torch
 from leakaudit.audit.attempt import Scorer, can_read, generator, readable
 from leakaudit.audit.canaries import CANARIES
 from leakaudit.audit.scoring.score import Scored
-from leakaudit.audit.state import AuditState, ControlOutcome
+from leakaudit.audit.state import AuditState, ControlOutcome, number_of
 from leakaudit.client.array_batches import array_batch
 from leakaudit.client.batches import make_batch, with_random_state
 from leakaudit.client.facts import Granted, PublicFacts
@@ -24,6 +24,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth, reading_of
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.shard import Shard
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.loading import Task
@@ -46,18 +47,30 @@ class ControlRunner:
     attacks: Sequence[tuple[str, Attack]]
     """Pairs of label and attack."""
     scorer: Scorer
+    shard: Shard | None = None
+    """The audit's shard; None for a whole audit."""
 
     def left(self, state: AuditState) -> int:
         """Return the number of controls that have not run yet."""
-        return max(0, self.config.controls - len(state.saved.controls))
+        planned = self.config.controls if self.shard is None else len(self.shard.numbers(self.config.controls))
+        return max(0, planned - len(state.saved.controls))
+
+    def is_due(self, state: AuditState, step_id: str) -> bool:
+        """Return whether a control has to run beside a step.
+
+        The first steps of an audit have one each. A shard runs the controls of those of them that are its own.
+        """
+        own = self.shard is None or number_of(step_id) < self.config.controls
+        return own and not state.has_control(step_id) and self.left(state) > 0
 
     def run_if_due(
         self, state: AuditState, step_id: str, client: ClientStep, seen: Observation, device: torch.device
     ) -> None:
         """Run the control of a step and save its outcome, unless it is not due."""
-        if state.has_control(step_id) or not self.left(state):
+        if not self.is_due(state, step_id):
             return
-        outcome = self.run(step_id, len(state.saved.controls), client, seen, device)
+        turn = len(state.saved.controls) if self.shard is None else number_of(step_id)
+        outcome = self.run(step_id, turn, client, seen, device)
         if outcome is not None:
             state.saved.controls.append(outcome)
             state.save()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from leakaudit.audit.spool_audit import WorkerOptions, audit_one, claim, open_audit, write_results
+from leakaudit.audit.spool_audit import WorkerOptions, audit_one, claim, note_red_line, open_audit, write_results
 from leakaudit.errors import ModelError
 from leakaudit.files.private_files import append_line
 from leakaudit.models.library_modules import without_users_code
@@ -64,6 +64,7 @@ class InlineAudit:
                 try:
                     keep = self._spool.config.keep_snapshots
                     self._refused += audit_one(self._spool, self._audit, claimed, self._options, keep=keep)
+                    note_red_line(self._spool, self._audit, self._options)
                 except BaseException:  # after Ctrl-C or on a full disk, the step stays in the spool
                     self._spool.queue.give_back(claimed)
                     raise

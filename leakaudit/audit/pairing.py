@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +55,28 @@ class Pairing:
     def mark_of_weights(self, model: nn.Module) -> str:
         """Return the mark of a model's weights."""
         return self._mark(b"weights" + _digest(sorted(model.state_dict().items())))
+
+    def mark_of_files(self, files: Iterable[Path]) -> str:
+        """Return the mark of stored weights.
+
+        It is the same whatever a simulation adds to them.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for path in files:
+            with path.open("rb") as content:
+                digest.update(path.name.encode() + hashlib.file_digest(content, "sha256").digest())
+        return self._mark(b"files" + digest.digest())
+
+    def mark_of_audit(self, source: str) -> str:
+        """Return the mark of an audit.
+
+        Args:
+            source: digest of its model, data and options.
+        """
+        return self._mark(b"audit" + source.encode())
 
     def _mark(self, content: bytes) -> str:
         return hmac.new(self.key, content, hashlib.sha256).hexdigest()[:MARK_DIGITS]

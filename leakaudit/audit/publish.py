@@ -14,6 +14,7 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.files.private_files import write_atomic
 from leakaudit.results.files import to_json
 from leakaudit.results.schema import Results, TextMode
+from leakaudit.storage.spool_files import RedLine
 
 
 def check_text_mode(mode: TextMode) -> None:
@@ -26,6 +27,32 @@ def check_text_mode(mode: TextMode) -> None:
 
     if mode is TextMode.FULL:
         refuse_full_in_ci()
+
+
+def red_line_of(results: Results, config: AuditConfig, now: datetime) -> RedLine | None:
+    """Return the first red line that results cross; None if they cross none.
+
+    One leak is proof at any time, so this may be asked after every step.
+
+    Raises:
+        ConfigError: the policy cannot be read.
+    """
+    from leakaudit.gate.early import red_lines
+    from leakaudit.gate.evaluate import evaluate
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.verdict import Status
+    from leakaudit.plugins.names import names_for, registered_names
+
+    names = names_for(results) | registered_names()
+    policy = load_policy(config.policy, names) if config.policy else default_policy()
+    red = red_lines(policy)
+    crossed = (
+        rule
+        for rule in evaluate(results, policy, now=now).rules
+        if rule.id in red and rule.status is Status.FAIL and rule.k
+    )
+    found = next(crossed, None)
+    return None if found is None else RedLine(rule=found.id, sentence=found.sentence)
 
 
 def publish(folder: Path, results: Results, config: AuditConfig) -> None:

@@ -14,7 +14,7 @@ import torch
 from leakaudit import __version__
 from leakaudit.audit.attempt import PARTS_ONLY
 from leakaudit.audit.controls import counted_controls
-from leakaudit.audit.state import SavedState, now
+from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
 from leakaudit.registry import attacks as attack_registry
@@ -126,7 +126,7 @@ class ResultsBuilder:
             text_mode=TextMode.HASH,
             seed=self.config.seed,
             command=self.command,
-            environment=_environment(device),
+            environment=environment_of(device),
             interrupted=end.interrupted,
             simulated=end.simulated,
             pairing=self.pairing,
@@ -136,7 +136,7 @@ class ResultsBuilder:
         ran = {spec.name for spec in self.config.attacks}
         partly = Counter(e.attempt.attack for e in entries if e.attempt.reason == PARTS_ONLY.reason)
         not_tested = (
-            *((f"step {int(step[3:])}", why) for step, why in saved.lost.items()),
+            *((f"step {number_of(step)}", why) for step, why in saved.lost.items()),
             *((f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()),
             *((f"{counted(number, 'step')} that should have been kept", why) for number, why in end.not_kept),
             *_servers_not_tested(self.config.server),
@@ -201,7 +201,8 @@ def _battery_with_sent(battery: Battery) -> Battery:
     return battery.model_copy(update={"defenses": (*battery.defenses, AS_SENT)})
 
 
-def _environment(device: torch.device) -> dict[str, str]:
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Return the versions and the hardware of this process, as results name them."""
     import transformers
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()

@@ -10,6 +10,7 @@ import hmac
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
 from leakaudit.storage.rounds_file import totals_so_far
 from leakaudit.storage.spool import DEVICE_VARIABLE, TOKENIZER, Spool, forget_tokenizer
-from leakaudit.storage.spool_files import AuditFile, forget_salt, write_battery
+from leakaudit.storage.spool_files import RED_LINE, AuditFile, forget_salt, write_battery, write_red_line
 
 
 def print_line(line: str) -> None:
@@ -136,6 +137,25 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
     unnamed = not record_loss(audit, claimed, reason)
     spool.queue.set_aside(claimed, keep=keep, reason=reason)
     return int(unnamed)
+
+
+def note_red_line(spool: Spool, audit: Any, options: WorkerOptions) -> None:
+    """Note in the spool that a leak ends the training, if the user asked for that.
+
+    A problem with the policy is logged; it never ends a training.
+    """
+    from leakaudit.audit.publish import red_line_of
+
+    config = spool.config
+    if config.stop_on is None or (spool.root / RED_LINE).exists():
+        return
+    try:
+        line = red_line_of(audit.results_so_far(), config, datetime.now(UTC))
+        if line is not None:
+            write_red_line(spool.root, line)
+            options.notify(f"a red line was crossed, training is asked to stop: {line.sentence}")
+    except (LeakAuditError, OSError) as error:
+        options.notify(f"error: `stop_on` cannot be judged: {type_and_place(error)}")
 
 
 def record_loss(audit: Any, snapshot: Path, reason: str) -> bool:

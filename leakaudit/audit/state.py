@@ -17,9 +17,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leakaudit.config.audit import AuditConfig
+from leakaudit.config.shard import Shard
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.results.journal import JournalEntry, load_journal
 from leakaudit.results.schema import Attempt, Kind, Regime, StepRecord, Subject
 
@@ -40,6 +43,25 @@ class ControlOutcome(BaseModel):
 
     None if no attack on text was scored.
     """
+
+
+class SavedShard(BaseModel):
+    """What `leakaudit merge` must know of an audit that is one shard of a larger one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shard: Shard
+    total: int
+    """Steps of the whole audit."""
+    audit: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Mark of the whole audit's model, data and options, under the key of the marks of steps: the same for all its shards."""
+    command: str
+    """How the shard was started, without private values and without its number."""
+    config: AuditConfig
+    pairing: str
+    """Id of the key of the marks of steps."""
+    environment: dict[str, str]
+    """Versions and hardware, as in the results."""
 
 
 class SavedState(BaseModel):
@@ -74,6 +96,8 @@ class SavedState(BaseModel):
     """Step id -> why the step could not be audited completely."""
     subject: Subject | None = None
     regime: Regime | None = None
+    shard: SavedShard | None = None
+    """The shard that this audit is; None for a whole audit."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +122,7 @@ def unfinished(folder: Path) -> Unfinished | None:
     None if the folder has no unfinished audit, or if it cannot be read.
     """
     try:
-        state = SavedState.model_validate_json((folder / STATE).read_bytes())
+        state = SavedState.model_validate_json(read_regular(folder / STATE))
         done = len(load_journal(folder / JOURNAL))
     except (OSError, ValidationError, ResultsError):
         return None
@@ -108,7 +132,7 @@ def unfinished(folder: Path) -> Unfinished | None:
 def is_finished(folder: Path) -> bool:
     """Return whether a folder holds an audit that has finished."""
     try:
-        return SavedState.model_validate_json((folder / STATE).read_bytes()).finished
+        return SavedState.model_validate_json(read_regular(folder / STATE)).finished
     except (OSError, ValidationError):
         return False
 
@@ -181,7 +205,7 @@ class Journal:
         """
         if not self._path.exists():
             return
-        content = self._path.read_bytes()
+        content = read_regular(self._path)
         kept = "".join(entry.model_dump_json() + "\n" for entry in self.entries)
         if len(split_lines(content)) != len(self.entries) or (content and not content.endswith(b"\n")):
             write_atomic(self._path, kept)
@@ -198,7 +222,9 @@ def _names(attempt: Attempt) -> tuple[str, str, str]:
 class AuditState:
     """The saved state of one audit, and its key for hashes of private text."""
 
-    def __init__(self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "") -> None:
+    def __init__(
+        self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "", shard: SavedShard | None = None
+    ) -> None:
         """Load the state in a folder, or create it.
 
         Args:
@@ -207,6 +233,7 @@ class AuditState:
             key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
                 audit has finished.
             source: digest of the audited model and data, if known.
+            shard: what a new audit is a part of; None for a whole one.
 
         Raises:
             ResultsError: the state cannot be read, or belongs to another battery.
@@ -222,8 +249,14 @@ class AuditState:
             battery=battery,
             key=self._new_key(),
             source=source,
+            shard=shard,
         )
         self.save()
+
+    @property
+    def shard(self) -> Shard | None:
+        """The shard that the audit is; None for a whole one."""
+        return None if self.saved.shard is None else self.saved.shard.shard
 
     def save(self) -> None:
         """Write `state.json`."""
@@ -279,7 +312,7 @@ class AuditState:
 
     def _load(self, battery: str) -> SavedState:
         try:
-            saved = SavedState.model_validate_json(self._path.read_bytes())
+            saved = SavedState.model_validate_json(read_regular(self._path))
         except (OSError, ValueError) as error:
             raise ResultsError(
                 f"{self._path}: cannot be read ({type(error).__name__}); give another folder, or remove this file: "
@@ -307,6 +340,15 @@ def step_id_of(step: int) -> str:
     'st-000040'
     """
     return f"st-{step:06d}"
+
+
+def number_of(step_id: str) -> int:
+    """Return the optimizer step of an id.
+
+    >>> number_of("st-000040")
+    40
+    """
+    return int(step_id.removeprefix("st-"))
 
 
 def now() -> str:

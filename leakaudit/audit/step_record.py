@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,6 +136,25 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         embeddings=parts.embeddings,
         head=parts.head,
         adapters_rank=snapshot.model_recipe.lora.rank if snapshot.model_recipe.lora else None,
+    )
+
+
+def joined_regime(regimes: Sequence[Regime]) -> Regime:
+    """Return the regime of all steps of several shards.
+
+    Args:
+        regimes: of the shards, the one with the latest step last.
+    """
+    declared = [regime.declared_defenses for regime in regimes if regime.declared_defenses is not None]
+    sizes = [regime.batch_size for regime in regimes if regime.batch_size is not None]
+    return regimes[-1].model_copy(
+        update={
+            "batch_size": max(sizes, default=None),
+            "tokens": max((regime.tokens for regime in regimes), key=_top),
+            "declared_defenses": tuple(dict.fromkeys(name for names in declared for name in names))
+            if declared
+            else None,
+        }
     )
 
 

@@ -10,16 +10,13 @@ import json
 import logging
 import os
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from leakaudit.audit.rounds import Trainers
@@ -27,11 +24,13 @@ from leakaudit.audit.spool_audit import (
     WorkerOptions,
     audit_one,
     claim,
+    note_red_line,
     open_audit,
     print_line,
     record_loss,
     write_results,
 )
+from leakaudit.audit.worker_signals import TimeIsUp, code_of, ignore_requests, sigterm_interrupts, time_limit_interrupts
 from leakaudit.errors import ConfigError, LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.storage.encryption import IDENTITY_VARIABLE
@@ -77,6 +76,7 @@ def run_worker(
     identities: Sequence[str] = (),
     idle_limit_s: float | None = None,
     retry: bool = False,
+    work_s: float | None = None,
     audit_factory: Callable[..., Any] | None = None,
 ) -> ExitCode:
     """Audit the snapshots of a spool until its trainer has finished or was killed.
@@ -88,12 +88,13 @@ def run_worker(
         identities: private keys that open encrypted snapshots.
         idle_limit_s: stop after this number of seconds without a new snapshot, because a trainer on another host may have been killed.
         retry: try the snapshots again that were set aside.
+        work_s: seconds after which the worker writes the results of finished attempts and ends; None for no limit.
         audit_factory: function that makes the `Audit`; tests replace it.
 
     Returns:
         PASS if all is done, CRASH for an error of the worker itself, USAGE if no key fits or a snapshot names a maker of its model that the
         user did not name, ERROR if results or journal cannot be written,
-        INTERRUPTED if the worker was asked to stop.
+        INTERRUPTED if the worker was asked to stop, TIME_LIMIT if its time was over.
 
     Raises:
         SpoolError: the folder is no spool, or another worker runs on it.
@@ -104,15 +105,15 @@ def run_worker(
     parent.spool = root
     try:
         _vouch_as_the_trainer()
-        with _sigterm_interrupts():
+        with sigterm_interrupts(), time_limit_interrupts(work_s):
             spool, audit_file = Spool.open(root)
             _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
             _check_key(spool, options)
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, retry=retry, audit_factory=audit_factory)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED  # during the start, no snapshot was claimed yet
+    except KeyboardInterrupt as stop:
+        return code_of(stop)  # during the start, no snapshot was claimed yet
     except LeakAuditError:
         raise
     except Exception as error:  # its message may hold private values, so there is no traceback
@@ -189,18 +190,18 @@ class _Work:
         self._set_deadly_snapshots_aside()
         try:
             complete = self._audit_until_the_end()
-            _ignore_sigterm()
-        except KeyboardInterrupt:
-            _ignore_sigterm()
+            ignore_requests()
+        except KeyboardInterrupt as stop:
+            ignore_requests()
             self._give_back()
-            self._notify_interrupted()
-            return self._write(interrupted=True, code=ExitCode.INTERRUPTED)
+            self._notify_interrupted("the time limit" if isinstance(stop, TimeIsUp) else "interrupted")
+            return self._write(interrupted=True, code=code_of(stop))
         except (SnapshotSealedError, ModelNotVouchedError) as error:
             self._give_back()  # a worker with the key, or with the user's word, can continue with it
             self.options.notify(f"error: {error}")
             return ExitCode.USAGE
         except OSError as error:
-            _ignore_sigterm()
+            ignore_requests()
             self._give_back()
             if self.spool.gone():
                 return self._write(interrupted=False)
@@ -244,6 +245,7 @@ class _Work:
             if self.claimed is not None:
                 self.refused += audit_one(self.spool, self.audit, self.claimed, self.options, keep=self._keep)
                 self.claimed, last_news, pauses = None, time.monotonic(), _pauses()
+                note_red_line(self.spool, self.audit, self.options)
                 self._report_so_far()
             elif finished or trainer_gone:
                 return finished or self.spool.totals() is not None  # a trainer that was killed wrote no totals
@@ -281,9 +283,9 @@ class _Work:
         self._notify_interrupted()
         write_results(self.spool, audit, self.refused, True, self.options)
 
-    def _notify_interrupted(self) -> None:
+    def _notify_interrupted(self, why: str = "interrupted") -> None:
         folder = shlex.quote(str(self.spool.root.absolute().parent))
-        self.options.notify(f"interrupted: finished attempts are kept; `leakaudit worker {folder}` goes on")
+        self.options.notify(f"{why}: finished attempts are kept; `leakaudit worker {folder}` goes on")
 
     def _write(self, *, interrupted: bool, code: ExitCode = ExitCode.PASS) -> ExitCode:
         self._writing.acquire()
@@ -361,25 +363,3 @@ def _yield_processor(spool: Spool, audit_file: AuditFile) -> None:
     """
     if os.environ.get(PARENT_VARIABLE) and spool.totals() is None:
         yield_processor(0, os.getppid(), audit_file.config.nice)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, and restore its handler afterwards."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _ignore_sigterm() -> None:
-    """Ignore SIGTERM for the rest of the process.
-
-    SIGTERM asks for the results, and the worker is about to write them.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

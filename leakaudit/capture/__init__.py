@@ -25,6 +25,7 @@ __all__ = [
     "plan",
     "processes",
     "recording",
+    "red_line",
     "refusals",
     "remaining_snapshots",
     "results_log",

@@ -16,6 +16,7 @@ from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerCo
 from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.processes.process_group import ProcessGroup
+from leakaudit.capture.red_line import red_line_alone, red_line_of_all
 from leakaudit.capture.rounds.registry import audit_in, begin_round
 from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
@@ -23,6 +24,7 @@ from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.errors import LeakAuditError, PeersError, RoundError, type_and_place
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.storage.spool import Spool
+from leakaudit.storage.spool_files import RedLine
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class Adapter:
     """Whether this process marks the folder in place of the first process, which may have no audit."""
     _leaves_folder = False
     """Whether the folder is not marked, because another audit there goes on."""
+    _red_line: RedLine | None = None
+    """Why this training was asked to stop; None if it was not."""
     _left: tuple[Spool, ...] = ()
     """Spools with steps that are not audited yet. While these objects exist, their locks show that this process lives."""
 
@@ -90,6 +94,9 @@ class Adapter:
         """
         return None
 
+    def _stop_training(self) -> None:
+        """Ask the framework to stop at the next step boundary; by default nothing can."""
+
     # ------------------------------------------------------------------ what the events call
 
     def _open(self) -> None:
@@ -97,7 +104,7 @@ class Adapter:
 
         It uses the spool of an earlier run of this adapter, if that run never kept a step.
         """
-        self._off = ""
+        self._off, self._red_line = "", None
         spool, folder = self._leave_earlier_run()
         if not self._off and os.environ.get(OFF_SWITCH):
             self._switch_off(SWITCHED_OFF)
@@ -135,11 +142,24 @@ class Adapter:
         """
         if self._run is not None:
             self._run.decide(self._step_context, step)
+            if self._red_line is None and isinstance(self._run, AuditRun):
+                self._stop_at(self._run, red_line_of_all(self._run, step))
 
     def _after_step(self) -> None:
         """Start the side process again if it died, and log its new results."""
         if self._run is not None:
             self._run.after_step()
+            if self._red_line is None and isinstance(self._run, AuditRun):
+                self._stop_at(self._run, red_line_alone(self._run))
+
+    def _stop_at(self, run: AuditRun, line: RedLine | None) -> None:
+        """Stop training, if there is a leak that the user wants it to stop for."""
+        if line is None:
+            return
+        self._red_line = line
+        if run.trainer.writes:
+            notify(f"training stops here (`stop_on: critical`, rule {line.rule}): {line.sentence}")
+        self._stop_training()
 
     @entry
     def _close(self, steps: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leakaudit.capture.context import OFF_SWITCH
 from leakaudit.capture.plan import Plan, room_in_words, time_in_words
-from leakaudit.config.audit import AuditConfig
+from leakaudit.config.audit import AuditConfig, in_a_night
 from leakaudit.results.wording import counted
 from leakaudit.storage.spool_files import Totals
 
@@ -35,7 +35,7 @@ def schedule_in_words(config: AuditConfig) -> str:
     if config.schedule == "inline":
         return "by attacks in this process"
     if config.schedule == "deferred" and config.at_end == "leave":
-        return "by `leakaudit worker` later"
+        return "by the night that runs this training" if in_a_night() else "by `leakaudit worker` later"
     return "by " + ("a side process" if config.schedule == "beside" else "attacks after training")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from leakaudit.config.audit import in_a_night
 from leakaudit.storage.spool import Spool
 from leakaudit.storage.spool_files import HELD
 
@@ -26,6 +27,8 @@ def remaining_snapshots(spool: Spool) -> str:
     refused = _steps(spool, ".bad")
     if not waiting and not refused:
         return ""
+    if in_a_night():
+        return "the night attacks the kept steps when this training has ended, and removes them"
     states = []
     if waiting:
         states.append(

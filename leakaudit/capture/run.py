@@ -33,6 +33,7 @@ from leakaudit.client.snapshot import Manifest
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import SpoolError
+from leakaudit.gate.early import red_lines
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.results.schema import Overhead
 from leakaudit.results.wording import counted
@@ -322,7 +323,7 @@ def _announce(run: AuditRun, place: RunFolder) -> None:
     """Tell the user the plan, and which parts of the training are not audited."""
     step = run.recorder.bytes_of_a_step()
     plan = plan_in_words(run.plan, run.config, step, run.recorder.bytes_to_write() - step, place.note)
-    for line in (*plan, *_warnings(run.description)):
+    for line in (*plan, *_warnings(run.description), *_never_stops(run.config)):
         notify(line)
 
 
@@ -333,6 +334,12 @@ def _warnings(description: RunDescription) -> Iterator[str]:
     yield from filter(None, [unmoved(description.model, base_optimizers(trainer.optimizer))])
     if description.private is None:
         yield from filter(None, [unused_private_model(trainer.model)])
+
+
+def _never_stops(config: AuditConfig) -> Iterator[str]:
+    """Yield a sentence if `stop_on` is set and the policy has no rule that could stop."""
+    if config.stop_on is not None and not red_lines(policy_of(config)):
+        yield "`stop_on: critical` never ends this training: no rule of the policy is critical with `max_count: 0` at level error"
 
 
 def _wait_for_disk(run: AuditRun, patience_s: float) -> None:

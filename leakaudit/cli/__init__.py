@@ -13,7 +13,20 @@ from __future__ import annotations
 
 import click
 
-from leakaudit.cli import baseline, catalogue, compare, doctor, history, prior, report, run, simulate, snapshots
+from leakaudit.cli import (
+    baseline,
+    catalogue,
+    compare,
+    doctor,
+    history,
+    index,
+    merge,
+    prior,
+    report,
+    run,
+    simulate,
+    snapshots,
+)
 from leakaudit.cli.nights import command as nights
 
 __all__ = ["main"]
@@ -27,11 +40,13 @@ def main() -> None:
 
 for command in (
     simulate.simulate,
+    merge.merge,
     nights.nightly,
     run.worker,
     run.run,
     report.report,
     report.gate,
+    index.index,
     doctor.doctor,
     catalogue.attacks_command,
     catalogue.defenses_command,

@@ -22,10 +22,14 @@ from leakaudit.exit_codes import ExitCode
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
+    import torch
+
     from leakaudit.audit.audit import Audit
     from leakaudit.audit.pairing import Pairing
+    from leakaudit.audit.state import SavedShard
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.shard import Shard
     from leakaudit.results.journal import JournalEntry
     from leakaudit.results.schema import Results
 
@@ -35,6 +39,8 @@ R = TypeVar("R")
 
 SHORTEST_LIMIT = 10.0
 """Shortest time limit, in seconds. Our choice: writing results and report takes about two."""
+
+OTHER_SHARDS = "other shards of this audit have them; `leakaudit merge` joins the shards"
 
 RESUME_HELP = (
     "Continue the unfinished audit in --out, or move it aside and begin anew. Default: continue if command, data, model and "
@@ -64,6 +70,16 @@ class Steps:
     """Whether the run has exactly these steps; if False, the number of its steps is unknown."""
     pairing: Pairing | None = None
     """Key of the marks by which another audit finds the same steps; None for no marks."""
+    shard: Shard | None = None
+    """The part of these steps that is audited; None for all."""
+
+    @property
+    def own(self) -> Sequence[int]:
+        """Numbers of the steps that are audited here."""
+        if self.shard is None:
+            return self.numbers
+        places = self.shard.numbers(len(self.numbers))
+        return self.numbers[places.start : places.stop : places.step]
 
 
 LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124)."
@@ -71,10 +87,10 @@ LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, res
 
 def time_limit(command: Callable[P, R]) -> Callable[P, R]:
     """Add the option `--time-limit` to a command."""
-    return click.option("--time-limit", "limit", metavar="LENGTH", callback=_seconds, help=LIMIT_HELP)(command)
+    return click.option("--time-limit", "limit", metavar="LENGTH", callback=seconds_of, help=LIMIT_HELP)(command)
 
 
-def _seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+def seconds_of(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of a length of time; None gives None.
 
     Raises:
@@ -119,7 +135,7 @@ def audit_steps(
         except Stopped as early:
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
-        _print_outcome(results, config.out_dir, as_json)
+        print_outcome(results, config.out_dir, as_json)
     sys.exit(ExitCode.PASS if stopped is None else exit_code(stopped))
 
 
@@ -173,7 +189,7 @@ def run_audit(
     battery = battery_of(config)
     source = _source(config, steps)
     size = len(battery.attacks) * len(battery.defenses)
-    wanted = Unfinished(battery.digest, source, len(steps.numbers) * size)
+    wanted = Unfinished(battery.digest, source, len(steps.own) * size)
     device = choose_device(config.device)
     with run_folder(config.out_dir, wanted, resume) as note:
         audit = Audit(
@@ -184,16 +200,20 @@ def run_audit(
             command=command,
             source=source,
             pairing=steps.pairing,
+            shard=_saved_shard(config, steps, command, device),
         )
-        say(plan(len(steps.numbers), len(battery.attacks), len(battery.defenses), config.budget_s))
+        say(plan(len(steps.own), len(battery.attacks), len(battery.defenses), config.budget_s, stop.limit_s))
         say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
         if note:
             say(note)
         stopped, enough = _run_steps(audit, steps, stop, night)
         if night is not None and time_is_up(stopped):
+            stop.finish()  # closing what is left reports every attempt, which must not stop it again
             stopped, enough = None, night.out_of_time(audit)
-        missing = len(steps.numbers) - audit.audited
+        missing = len(steps.own) - audit.audited
         not_kept = [(missing, enough)] if enough and missing else []
+        if others := len(steps.numbers) - len(steps.own):
+            not_kept.append((others, OTHER_SHARDS))
         if stopped is not None:
             say("stopping: writing results of what is finished; a second signal ends the command at once")
         total = len(steps.numbers) if steps.planned else None
@@ -221,7 +241,7 @@ def _run_steps(
         KeyboardInterrupt: it was stopped before an attempt was finished.
     """
     pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
-    pace = Pace(len(steps.numbers), pairs, audit.controls_left)
+    pace = Pace(len(steps.own), pairs, audit.controls_left)
     pace.resume([(entry.attempt.attack, entry.attempt.defense) for entry in audit.entries])
     try:
         with shown(pace) as finished:
@@ -232,7 +252,7 @@ def _run_steps(
 
             audit.report_to(report)
             for slow in (False, True):
-                for number in steps.numbers:
+                for number in steps.own:
                     stop.check()
                     if audit.has_audited(number) or (not slow and audit.only_slow_left(number)):
                         continue
@@ -251,8 +271,34 @@ def _run_steps(
 
 def _source(config: AuditConfig, steps: Steps) -> str:
     """Return the digest of everything that the journal depends on, except the battery."""
+    shard = () if steps.shard is None else (str(steps.shard),)
+    return hashlib.sha256(repr((_source_of_all(config, steps), *shard)).encode()).hexdigest()
+
+
+def _source_of_all(config: AuditConfig, steps: Steps) -> str:
+    """Return the digest that all shards of an audit have in common."""
     asked = (config.text.value, config.controls, str(config.sentence_model), str(config.entity_tagger), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
+
+
+def _saved_shard(config: AuditConfig, steps: Steps, command: str, device: torch.device) -> SavedShard | None:
+    """Return what `leakaudit merge` must know of this audit; None for a whole one."""
+    from leakaudit.audit.results import environment_of
+    from leakaudit.audit.state import SavedShard
+
+    if steps.shard is None or steps.pairing is None:
+        return None
+    mark = steps.pairing.mark_of_audit(_source_of_all(config, steps))
+    without = command.replace(f" --shard {steps.shard}", "")
+    return SavedShard(
+        shard=steps.shard,
+        total=len(steps.numbers),
+        audit=mark,
+        command=without,
+        config=config,
+        pairing=steps.pairing.id,
+        environment=environment_of(device),
+    )
 
 
 def public_audit(config: AuditConfig, more: Mapping[str, str]) -> str:
@@ -275,7 +321,8 @@ def public_audit(config: AuditConfig, more: Mapping[str, str]) -> str:
     return public_command(shown_options)
 
 
-def _print_outcome(results: Results, out: Path, as_json: bool) -> None:
+def print_outcome(results: Results, out: Path, as_json: bool) -> None:
+    """Print the summaries of a finished audit, as a table or as one JSON document."""
     verdict = json.loads((out / "verdict.json").read_text(encoding="utf-8"))
     if as_json:
         document = {

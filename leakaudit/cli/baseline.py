@@ -132,7 +132,10 @@ def diff(
     policy = policy_for(rules, nights, audit)
     check_keys(despite)
     base = Counted(saved.run, saved.keys, saved.rates)
-    show_comparison(compare_counts(base, audit.counted(policy), policy, despite=despite), policy, as_json=as_json)
+    names = f"baseline {base.run}", audit.shown
+    show_comparison(
+        compare_counts(base, audit.counted(policy), policy, despite=despite), policy, names, as_json=as_json
+    )
 
 
 def _file(file: Path | None, nights: Nights | None) -> Path:

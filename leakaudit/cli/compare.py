@@ -60,7 +60,8 @@ def compare(
     first, second = audit_of(base, nights), audit_of(new, nights)
     policy = policy_for(rules, nights, first, second)
     check_keys(despite)
-    show_comparison(compared(first, second, policy, despite), policy, as_json=as_json)
+    names = first.shown, second.shown
+    show_comparison(compared(first, second, policy, despite), policy, names, as_json=as_json)
 
 
 def check_keys(despite: tuple[str, ...]) -> None:
@@ -99,10 +100,18 @@ def compared(base: Audited, new: Audited, policy: Policy, despite: tuple[str, ..
     )
 
 
-def show_comparison(comparison: Comparison, policy: Policy, *, as_json: bool) -> None:
-    """Print a comparison and end with its exit code."""
+def show_comparison(comparison: Comparison, policy: Policy, names: tuple[str, str], *, as_json: bool) -> None:
+    """Print a comparison and end with its exit code.
+
+    Args:
+        comparison: of two audits.
+        policy: that names the events.
+        names: of the two audits, on the screen; the JSON document has the ids of the runs.
+        as_json: whether to print one JSON document.
+    """
     code = CODES[comparison.answer]
-    click.echo(json.dumps(_document(comparison, policy, code), indent=1) if as_json else _screen(comparison, policy))
+    document = _document(comparison, policy, code)
+    click.echo(json.dumps(document, indent=1) if as_json else _screen(comparison, policy, names))
     sys.exit(code)
 
 
@@ -119,10 +128,10 @@ def _document(comparison: Comparison, policy: Policy, code: ExitCode) -> dict[st
     }
 
 
-def _screen(comparison: Comparison, policy: Policy) -> str:
+def _screen(comparison: Comparison, policy: Policy, names: tuple[str, str]) -> str:
     from leakaudit.reports.escaping import plain
 
-    lines = [f"{comparison.base} -> {comparison.new}: {comparison.answer}, by the policy {policy.name!r}"]
+    lines = [f"{names[0]} -> {names[1]}: {comparison.answer}, by the policy {policy.name!r}"]
     lines += [comparison.refused] if comparison.refused else []
     for answer in _ORDER:
         found = [one for one in comparison.differences if one.answer == answer]

@@ -114,6 +114,14 @@ class Audited:
     """The night's record, if the audit is one of the nights."""
 
     @property
+    def shown(self) -> str:
+        """Id of the night, or of the run if the audit is no night."""
+        if self.record is not None:
+            return self.record.night
+        assert self.results is not None  # an audit has results or a record
+        return self.results.run.id
+
+    @property
     def data(self) -> str:
         """Name or mark of the data set; empty if unknown."""
         return self.record.keys.get("data", "") if self.record else ""

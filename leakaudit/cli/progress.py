@@ -21,15 +21,26 @@ Pair = tuple[str, str]
 """Attack and defence."""
 
 
-def plan(steps: int, attacks: int, defenses: int, budget_s: float) -> str:
+def plan(steps: int, attacks: int, defenses: int, budget_s: float, limit_s: float | None = None) -> str:
     """Return a line on the size of an audit and the longest time of its attacks.
+
+    Args:
+        steps: of the audit.
+        attacks: on each step.
+        defenses: under each of which they run.
+        budget_s: seconds for one attempt.
+        limit_s: seconds for the whole command; None for no limit.
 
     >>> plan(60, 4, 3, 60.0)
     'plan: 60 steps x 4 attacks x 3 defences = 720 attempts, at most 12 h at 60 s each'
+    >>> plan(60, 4, 3, 60.0, limit_s=7200.0)
+    'plan: 60 steps x 4 attacks x 3 defences = 720 attempts, at most 2 h and 60 s each'
     """
     factors = [counted(steps, "step"), counted(attacks, "attack"), counted(defenses, "defence")]
     total = steps * attacks * defenses
-    return f"plan: {' x '.join(factors)} = {counted(total, 'attempt')}, at most {duration(total * budget_s)} at {budget_s:g} s each"
+    most = duration(min(total * budget_s, limit_s or total * budget_s))
+    each = f"at {budget_s:g} s each" if limit_s is None or limit_s >= total * budget_s else f"and {budget_s:g} s each"
+    return f"plan: {' x '.join(factors)} = {counted(total, 'attempt')}, at most {most} {each}"
 
 
 class Pace:

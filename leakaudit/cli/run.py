@@ -10,6 +10,7 @@ import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
 from leakaudit.cli.common import EXISTING, FACTORY_HELP, IDENTITY_HELP, answering_nobody, clear_errors
+from leakaudit.cli.stopping import seconds_to_work
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
 
@@ -27,6 +28,7 @@ from leakaudit.errors import ConfigError
 )
 @click.option("--retry", is_flag=True, help="Try the snapshots again that were set aside.")
 @click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
+@time_limit
 @clear_errors
 def worker(
     spool: Path,
@@ -36,13 +38,15 @@ def worker(
     idle_limit: float | None,
     retry: bool,
     factories: tuple[str, ...],
+    limit: float | None,
 ) -> None:
     """Audit the snapshots of SPOOL during training, or after it.
 
     SPOOL is an audit's folder or the spool in it.
 
     The callback starts this command by itself. You can also start it as a separate job, on any machine that sees the folder: it then
-    audits the snapshots that `schedule: deferred` and `at_end: leave` keep. If it is started again, it continues where it stopped.
+    audits the snapshots that `schedule: deferred` and `at_end: leave` keep. If it is started again, it continues where it stopped, also
+    after a --time-limit, which leaves the other snapshots for the next start.
     """
     from leakaudit.audit.devices import check_device
     from leakaudit.audit.worker import run_worker
@@ -56,7 +60,15 @@ def worker(
     keys = private_keys(identity)
     with answering_nobody():
         root = spool_of(spool)
-        code = run_worker(root, once=once, device=device, identities=keys, idle_limit_s=idle_limit, retry=retry)
+        code = run_worker(
+            root,
+            once=once,
+            device=device,
+            identities=keys,
+            idle_limit_s=idle_limit,
+            retry=retry,
+            work_s=None if limit is None else seconds_to_work(limit),
+        )
     sys.exit(code)
 
 

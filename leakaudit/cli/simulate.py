@@ -18,12 +18,14 @@ from leakaudit.cli.dataclass_options import Command, options_of, values_of
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
+from leakaudit.files.regular_files import read_regular
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.audit.pairing import Pairing
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.shard import Shard
 
 OUT = Path("leakaudit-out")
 
@@ -53,6 +55,20 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> t
             )
         found |= dict.fromkeys(seeds)
     return tuple(found)
+
+
+def _shard(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Shard | None:
+    """Return the shard of a text such as `2/8`; None gives None.
+
+    Raises:
+        BadParameter: it is no shard.
+    """
+    from leakaudit.config.shard import Shard
+
+    try:
+        return None if value is None else Shard.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 AUDIT_OPTIONS = (
@@ -96,12 +112,18 @@ def _audit_options(command: Command) -> Command:
     callback=_seeds,
     help="Several seeds, such as 1..10 or 1,2,5, instead of --seed: --steps for each, with mean and spread in the summaries.",
 )
+@click.option(
+    "--shard",
+    callback=_shard,
+    metavar="K/N",
+    help="Only a part of the steps, such as 2/8 for the second of eight machines; `leakaudit merge` joins the parts.",
+)
 @_audit_options
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @time_limit
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
 @clear_errors
-def simulate(resume: bool | None, as_json: bool, limit: float | None, **given: Any) -> None:
+def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Shard | None, **given: Any) -> None:
     """Make client steps from a model and a data file, and attack them.
 
     The results are results.json, verdict.json and report.html in --out.
@@ -128,18 +150,26 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, **given: A
                 f"--steps {what['steps']}: the data has only {full} of {size}; all of them are audited", err=True
             )
         if seeds:
-            return _steps_of_seeds(what, seeds, simulator)
-        return Steps(
-            simulator.digest,
-            simulator.tokenizer,
-            range(len(simulator)),
-            simulator.snapshot,
-            pairing=pairing_of(what["data"]),
-        )
+            return _shard_of(_steps_of_seeds(what, seeds, simulator), shard)
+        pairing = pairing_of(what["data"])
+        all_steps = range(len(simulator))
+        steps = Steps(simulator.digest, simulator.tokenizer, all_steps, simulator.snapshot, pairing=pairing)
+        return _shard_of(steps, shard)
 
-    audit_steps(
-        config, steps_of, resume=resume, as_json=as_json, limit_s=limit, shown_options={"grant": given["grant"]}
-    )
+    shown = {"grant": given["grant"], "shard": str(shard or "")}
+    audit_steps(config, steps_of, resume=resume, as_json=as_json, limit_s=limit, shown_options=shown)
+
+
+def _shard_of(steps: Steps, shard: Shard | None) -> Steps:
+    """Return steps of which only a shard is audited.
+
+    Raises:
+        ConfigError: there are more shards than steps.
+    """
+    if shard is not None and shard.count > len(steps.numbers):
+        number = counted(len(steps.numbers), "step")
+        raise ConfigError(f"--shard {shard}: the audit has only {number}; use at most {len(steps.numbers)} shards")
+    return replace(steps, shard=shard)
 
 
 def _config(given: Mapping[str, Any]) -> AuditConfig:
@@ -248,7 +278,7 @@ def pairing_of(data: Path) -> Pairing:
     """Return the key of the marks of steps: the digest of their data file."""
     from leakaudit.audit.pairing import Pairing
 
-    return Pairing(hashlib.sha256(data.read_bytes()).digest())
+    return Pairing(hashlib.sha256(read_regular(data)).digest())
 
 
 def simulator_of(what: dict[str, Any]) -> Any:

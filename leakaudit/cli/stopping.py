@@ -69,8 +69,13 @@ def seconds_to_work(limit_s: float) -> float:
 class Request:
     """The request to stop this process, if a signal made one."""
 
-    def __init__(self) -> None:
-        """Start without a request."""
+    def __init__(self, limit_s: float | None = None) -> None:
+        """Start without a request.
+
+        Args:
+            limit_s: seconds after which the command ends; None for no limit.
+        """
+        self.limit_s = limit_s
         self._first: int | None = None
         self._at = 0.0
         self._finishing = False
@@ -81,9 +86,9 @@ class Request:
         Python drops exceptions that a destructor raises.
 
         Raises:
-            Stopped: a signal asked to stop.
+            Stopped: a signal asked to stop, and the command does not write its results yet.
         """
-        if self._first is not None:
+        if self._first is not None and not self._finishing:
             raise Stopped(self._first)
 
     def finish(self) -> None:
@@ -119,7 +124,7 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
     Args:
         limit_s: seconds after which the command ends; it stops a little earlier, to write its results. None for no limit.
     """
-    request = Request()
+    request = Request(limit_s)
     before = {}
     timer = () if limit_s is None else (signal.SIGALRM,)
     for number in (*SIGNALS, *timer):
@@ -128,9 +133,17 @@ def stop_on_signals(limit_s: float | None = None) -> Iterator[Request]:
                 before[number] = signal.signal(number, request.receive)
     if limit_s is not None:
         signal.setitimer(signal.ITIMER_REAL, seconds_to_work(limit_s))
+    shown = sys.unraisablehook
+
+    def show(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Stopped):  # a destructor lost it, and `check` raises it again
+            shown(lost)
+
+    sys.unraisablehook = show
     try:
         yield request
     finally:
+        sys.unraisablehook = shown
         if limit_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():

@@ -140,6 +140,8 @@ class Snapshot:
     """What was sent, if something changed the update after the training; else None."""
     sent_beside: int = 0
     """Number of other tensors that left with it, which nobody audits."""
+    sent_differences: bool = False
+    """Whether differences of weights were sent instead of weights."""
 
 
 def without_retired_keys(manifest: Mapping[str, Any]) -> dict[str, Any] | None:

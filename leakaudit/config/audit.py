@@ -213,6 +213,9 @@ class AuditConfig(BaseModel):
     at_end: Literal["wait", "detach", "leave"] = "wait"
     """What happens at the end of training to steps that are not audited yet. `wait`: training waits for the side process. `detach`: the side
     process continues alone. `leave`: they stay for `leakaudit worker`, on this machine or another."""
+    stop_on: Literal["critical"] | None = None
+    """What ends the training early. `critical`: a leak that a rule of the policy with `severity: critical` and `max_count: 0` forbids at level
+    error; training then stops at the next step boundary in the way of its framework. Null: nothing does."""
     wait_at_end_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] = 600.0
     """Most seconds that the end of training waits for the side process."""
     keep: Literal["auto", "all"] = "auto"
@@ -234,6 +237,16 @@ class AuditConfig(BaseModel):
             raise ValueError("`rounds` counts rounds, and this audit counts steps: set `unit: round` as well")
         if self.unit == "round" and self.schedule == "inline":
             raise ValueError("`unit: round` attacks in a side process: set `schedule` to beside or deferred")
+        return self
+
+    @model_validator(mode="after")
+    def _attacks_run_in_time_to_stop(self) -> AuditConfig:
+        if self.stop_on is not None and self.unit == "round":
+            raise ValueError(
+                "`stop_on` ends a training between two steps, and this audit counts rounds: use `judge_round` instead"
+            )
+        if self.stop_on is not None and self.schedule == "deferred":
+            raise ValueError("`stop_on` needs attacks during training: set `schedule` to beside or inline")
         return self
 
     @model_validator(mode="after")
@@ -261,6 +274,11 @@ def load_config(source: Path | str | AuditConfig) -> AuditConfig:
     if policy is not None and not policy.is_absolute():
         config = config.model_copy(update={"policy": path.parent / policy})
     return config
+
+
+def in_a_night() -> bool:
+    """Return whether a night runs this training, and attacks its steps later."""
+    return bool(os.environ.get(NIGHT_VARIABLE))
 
 
 def for_tonight(config: AuditConfig) -> AuditConfig:

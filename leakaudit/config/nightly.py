@@ -140,8 +140,8 @@ class Nightly(_Section):
     folder: Path = Path("leakaudit-nights")
     """Folder of all nights: `history/` with one small file for each, `nights/` with results and reports."""
     every: Duration = "1d"
-    """Time from one night to the next. The night's name is the beginning of its period in UTC; a second start in the same period continues or
-    repeats nothing."""
+    """Time from one night to the next. The night's name is the beginning of its period in UTC; a second start in the same period does only
+    what is missing."""
     attacks: Annotated[tuple[Plugin, ...], Field(min_length=1, max_length=MAX_PLUGINS)] = DEFAULT_ATTACKS
     """Attacks to run on each step."""
     defenses: Annotated[tuple[Plugin, ...], Field(max_length=MAX_PLUGINS)] = (NONE,)
@@ -151,7 +151,8 @@ class Nightly(_Section):
     baseline: Path = Path("leakaudit.baseline.json")
     """File of the baseline; a night is compared with it if it exists."""
     budget: Duration = "2h"
-    """Time for a whole night. Cheap attacks run on all steps first, then the slow ones; what is left out is listed."""
+    """Time for a whole night; the default of --time-limit. Cheap attacks run on all steps first, then the slow ones; what is left out is
+    listed."""
     budget_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] = 60.0
     """Most seconds for one attack on one step under one defence."""
     stop_when_decided: bool = True

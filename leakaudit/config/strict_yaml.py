@@ -154,7 +154,7 @@ def _message(path: Place, error: ErrorDetails, model: type[BaseModel], document:
         )
     if kind in ("literal_error", "enum") and isinstance(error["input"], str):
         known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        near = difflib.get_close_matches(error["input"], known, n=1)
+        near = difflib.get_close_matches(error["input"], known, n=1) if len(known) > 1 else []
         return f"{named(path)}{_plain_words(error)}" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind.endswith("_type") and not isinstance(error["input"], Mapping | list):
         found = f", found {short(error['input'])}" if error["input"] is not None else ", found nothing"

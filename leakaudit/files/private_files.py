@@ -9,6 +9,8 @@ import errno
 import os
 from pathlib import Path
 
+from leakaudit.files.regular_files import check_regular
+
 
 def create(path: Path) -> int:
     """Create a new file and return its descriptor, open for writing.
@@ -105,8 +107,10 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open `path` without following a link; a new file gets mode 0600."""
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    """Open the regular file `path` without following a link; a new one gets mode 0600."""
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | careful, 0o600)
+    check_regular(descriptor, path)
     if flags & (os.O_EXCL | os.O_TRUNC):
         os.fchmod(descriptor, 0o600)  # the umask may have removed permissions of the owner
     return descriptor

@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from leakaudit.files.regular_files import open_regular
+
 MAX_BYTES = 256 * 1024 * 1024
 """Largest file. Our choice: a thousand steps of eight sequences under twenty attacks fill about a quarter of it."""
 MAX_DEPTH = 30
@@ -32,9 +34,9 @@ def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
         ValueError: the file is larger, or is not a regular file.
         OSError: the file cannot be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # check before opening: a pipe would wait for a writer
+    if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is not a regular file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:  # it may have been replaced since
         raw = file.read(limit + 1)
     if len(raw) > limit:
         most = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"

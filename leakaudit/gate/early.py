@@ -42,6 +42,15 @@ def decided(results: Results, policy: Policy, *, now: datetime) -> Status | None
     return Status.PASS if all(answer is not False for answer in bounded) and any(bounded) else None
 
 
+def red_lines(policy: Policy) -> frozenset[str]:
+    """Return the ids of the rules that one leak violates for good.
+
+    They are critical, at level error, and allow no leak at all.
+    """
+    rules = (rule for rule in policy.rules if rule.severity == "critical" and rule.level == "error")
+    return frozenset(rule.id for rule in rules if rule.max_count == 0)
+
+
 def _sure_to_fail(rule: Rule, results: Results, policy: Policy) -> bool:
     """Return whether a rule that fails will fail whatever the next steps show."""
     if rule.max_count is not None or rule.statistic == "max":

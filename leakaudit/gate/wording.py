@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,24 @@ def percent(value: float, beside: float | None = None) -> str:
         return ">99.9%"
     text = _distinct(100 * value, None if beside is None else 100 * beside, 1)
     return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"
+
+
+def at_most(value: float) -> str:
+    """Return an upper bound as a percentage, rounded up.
+
+    >>> at_most(0.0481), at_most(0.05), at_most(0.0001), at_most(0.99999)
+    ('4.9%', '5%', '0.1%', '100%')
+    """
+    return f"{math.ceil(round(1000 * value, 6)) / 10:g}%"
+
+
+def at_least(value: float) -> str:
+    """Return a lower bound as a percentage, rounded down.
+
+    >>> at_least(0.0119), at_least(0.05), at_least(0.0001), at_least(0.99999)
+    ('1.1%', '5%', '0%', '99.9%')
+    """
+    return f"{math.floor(round(1000 * value, 6)) / 10:g}%"
 
 
 def number(value: float, beside: float | None = None) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import at_least, at_most, percent
 from leakaudit.history.keys import in_words
 from leakaudit.history.record import NightRecord, Rate
 from leakaudit.history.trend import Point, Series, Trend
@@ -152,13 +152,18 @@ def _urgency(rate: Rate) -> int:
 def _state(trend: Trend, nights: Sequence[_Night], confidence: float, prior: tuple[float, float]) -> str:
     rate = nights[-1].rate
     k, n = rate.so_far or (rate.k, rate.n)
-    since = f" since {trend.date(nights[0].point.night)}"
+    began_before = n > sum(night.rate.fresh_n for night in nights)
+    since = (
+        f" since before {trend.date(nights[0].point.night)}"
+        if began_before
+        else f" since {trend.date(nights[0].point.night)}"
+    )
     seen = f"{k} of {counted(n, 'step')} leaked{since}" if k else f"No night leaked{since}"
     if not n:
         return f"No step could be judged{since}: the rules of the night say why."
-    upper = "" if rate.upper is None else f"the leak rate is at most {percent(rate.upper)}, however often you look"
+    upper = "" if rate.upper is None else f"the leak rate is at most {at_most(rate.upper)}, however often you look"
     if rate.limit is not None and k and _urgency(rate) == 3:
-        lower = f", a rate of at least {percent(rate.lower or 0.0)}, however often you look" if rate.limit else ""
+        lower = f", a rate of at least {at_least(rate.lower or 0.0)}, however often you look" if rate.limit else ""
         allows = f"the policy allows {percent(rate.limit)}" if rate.limit else "the policy allows no leak"
         return f"{seen}{lower}; {allows}. {_look(trend, _onset(nights))}"
     said = f"{seen}; {upper}" if upper else seen

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.private_files import create, write_all, write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.history.record import NIGHT_PATTERN, SCHEMA, NightRecord
 
@@ -141,7 +142,7 @@ class History:
             try:
                 descriptor = create(path)
             except FileExistsError:
-                return bytes.fromhex(path.read_text(encoding="ascii"))
+                return bytes.fromhex(read_regular(path).decode("ascii"))
             try:
                 key = secrets.token_bytes(32)
                 write_all(descriptor, key.hex().encode())

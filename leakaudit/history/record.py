@@ -92,7 +92,7 @@ class NightRecord(NightModel):
     keys: dict[str, str] = {}
     """Comparability keys: nights are compared only where all of them agree."""
     model_version: str = ""
-    """Mark of the audited weights; empty if a run trains them."""
+    """Mark of the weights as they are stored; empty if a run trains them."""
     steps: Count = 0
     """Audited steps."""
     planned: Count = 0

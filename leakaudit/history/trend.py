@@ -18,6 +18,9 @@ from leakaudit.results.sequential import confidence_sequence, log_e_change
 Series = tuple[str, int | None, str, str]
 """Event, shortest text, defence, attack."""
 
+MOST_ABSENT = 7
+"""Most nights in a row without a start that each have a place of their own. Our choice: a week."""
+
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 """Names that no locale changes."""
 
@@ -45,11 +48,15 @@ class Point:
     """Whether the audited weights differ from those of the night before."""
     problem: str = ""
     """What is wrong with the record of the night; empty if it can be read or if there is none."""
+    nights: int = 1
+    """Nights that the place stands for: more than one where many in a row were not started."""
 
     @property
     def gap(self) -> str:
         """Why there is no result; empty if there is one."""
         if self.record is None:
+            if self.nights > 1:
+                return f"no night was started, {self.nights} in a row"
             return "its record cannot be read" if self.problem else "no night was started"
         return self.record.reason or "no results" if self.record.status == "gap" else ""
 
@@ -99,7 +106,7 @@ def trend_of(
     found: dict[str, NightRecord | str] = dict(unreadable or {}) | {record.night: record for record in records}
     for night in sorted(found):
         record = found[night]
-        points += [Point(absent) for absent in _absent(points[-1].night if points else "", night, period)]
+        points += _absent(points[-1].night if points else "", night, period)
         if isinstance(record, str):
             points.append(Point(night, problem=record))
             continue
@@ -180,16 +187,18 @@ def _since_last_break(records: Sequence[NightRecord], keys: Mapping[str, str]) -
     return found
 
 
-def _absent(last: str, this: str, period: timedelta | None) -> list[str]:
-    """Return the nights between two nights that nobody started."""
+def _absent(last: str, this: str, period: timedelta | None) -> list[Point]:
+    """Return the nights between two nights that nobody started.
+
+    A long row of them is one place, at its first night. It would hide the nights before it, as after a change of the period.
+    """
     if not last or period is None:
         return []
-    found: list[str] = []
-    at, end = time_of(last) + period, time_of(this)
-    while at + period / 2 < end and len(found) < 1000:
-        found.append(id_of(at))
-        at += period
-    return found
+    first = time_of(last) + period
+    missing = max(0, math.ceil((time_of(this) - first) / period - 0.5))
+    if missing > MOST_ABSENT:
+        return [Point(id_of(first), nights=missing)]
+    return [Point(id_of(first + number * period)) for number in range(missing)]
 
 
 def time_of(night: str) -> datetime:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
+from leakaudit.files.regular_files import read_regular
 from leakaudit.results.schema import Attempt, ResultsModel
 
 
@@ -71,7 +72,7 @@ def load_journal(path: Path) -> list[JournalEntry]:
     """
     if not path.exists():
         return []
-    lines = split_lines(path.read_bytes())
+    lines = split_lines(read_regular(path))
     entries = []
     for number, line in enumerate(lines, start=1):
         try:

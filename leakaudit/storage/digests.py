@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.errors import SnapshotVersionError
+from leakaudit.files.regular_files import open_regular
 
 try:
     from blake3 import blake3
@@ -72,7 +73,7 @@ def digest_of(path: Path, like: str = "") -> str:
         digest = Digest(like.partition(":")[0] or NEW)
     except SnapshotVersionError as error:
         raise SnapshotVersionError(f"{path}: {error}") from None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(PIECE):
             digest.update(piece)
     return digest.finish()

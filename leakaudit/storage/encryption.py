@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from leakaudit.errors import ConfigError, SnapshotDamagedError, SnapshotError, SnapshotSealedError
 from leakaudit.files.private_files import create
+from leakaudit.files.regular_files import read_regular
 
 SUFFIX = ".age"
 """Suffix of the name of an encrypted file."""
@@ -135,7 +136,7 @@ def read_identities(path: Path) -> tuple[str, ...]:
     """
     try:
         mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii")
+        text = read_regular(path).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a private key ({type(error).__name__})") from None
     if mode & 0o077:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from leakaudit.errors import SnapshotDamagedError
 from leakaudit.files.private_files import create, write_all
+from leakaudit.files.regular_files import open_regular
 from leakaudit.files.strict_json import parse_json
 from leakaudit.storage.digests import Digest
 from leakaudit.storage.encryption import SUFFIX, decrypt, encrypt
@@ -158,7 +159,7 @@ def read_tensors(path: Path, identities: Sequence[str] = (), recipients: Sequenc
     """
     try:
         if path.suffix != SUFFIX:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 _check_header(file, path)
             return load_file(path)
         return _decrypted(path, identities, recipients)
@@ -175,7 +176,7 @@ def _decrypted(path: Path, identities: Sequence[str], recipients: Sequence[str])
     """
     sink = TensorSink(lambda head: _check_header(io.BytesIO(head), path), most=path.stat().st_size)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             decrypt(file, sink, identities, str(path), recipients)
     except SnapshotDamagedError:
         if sink.failure is None:

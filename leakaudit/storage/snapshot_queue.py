@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from leakaudit.files.private_files import write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.storage.attempt_deaths import AttemptDeaths
 from leakaudit.storage.parent_watch import ORPHANED
 from leakaudit.storage.spool_files import CRASHES, HOLD, REASON
@@ -158,7 +159,7 @@ def _count_crash(counter: Path) -> int:
     A file that cannot be read counts as 0.
     """
     try:
-        crashes = int(counter.read_text(encoding="ascii")) + 1
+        crashes = int(read_regular(counter)) + 1
     except (OSError, ValueError):
         crashes = 1
     with contextlib.suppress(OSError):

@@ -225,6 +225,7 @@ def read_snapshot(
         provenance=manifest.provenance,
         sent=None if manifest.sent is None else _sent(manifest.sent, tensors[SENT], observation, folder),
         sent_beside=0 if manifest.sent is None else manifest.sent.beside,
+        sent_differences=manifest.sent is not None and manifest.sent.differences,
     )
 
 

@@ -37,6 +37,9 @@ BATTERY = "battery.json"
 MAX_JSON_BYTES = 1024 * 1024
 """Most bytes of a file such as `audit.json`. Our choice: the longest configuration has a tenth of it."""
 
+RED_LINE = "red_line.json"
+"""File in which the audit notes a leak that ends the training (`stop_on`)."""
+
 LEFT_BY_AUDIT = (
     NOT_AUDITED, "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
 )  # fmt: skip
@@ -102,6 +105,33 @@ class Totals(BaseModel):
             (self.failed, "the step could not be recorded; the log of the training says why"),
         )
         return [(number, why) for number, why in reasons if number]
+
+
+class RedLine(BaseModel):
+    """`red_line.json`: a leak that the policy forbids at any number."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rule: str
+    """Id of the rule."""
+    sentence: str
+    """What was observed and what the policy allows, in numbers."""
+
+
+def write_red_line(root: Path, line: RedLine) -> None:
+    """Note in a spool that a red line was crossed."""
+    write_atomic(root / RED_LINE, line.model_dump_json())
+
+
+def read_red_line(root: Path) -> RedLine | None:
+    """Return the red line that was crossed; None without one, or if it cannot be read."""
+    path = root / RED_LINE
+    if not path.exists():
+        return None
+    try:
+        return RedLine.model_validate_json(read_bounded(path, MAX_JSON_BYTES))
+    except (OSError, ValueError):
+        return None
 
 
 def read_audit_file(root: Path) -> AuditFile:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import at_least, at_most, percent
 from leakaudit.history.keys import in_words
 from leakaudit.history.record import Rate
 from leakaudit.history.trend import Point, Series, Trend, time_of
@@ -169,7 +169,7 @@ def _row(point: Point, series: Series | None) -> dict[str, str]:
 def _bounds(rate: Rate) -> str:
     if rate.lower is None or rate.upper is None:
         return "none"
-    return f"{percent(rate.lower)} to {percent(rate.upper)}"
+    return f"{at_least(rate.lower)} to {at_most(rate.upper)}"
 
 
 def _series_row(trend: Trend, series: Series) -> dict[str, str]:

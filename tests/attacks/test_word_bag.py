@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from leakaudit.algorithms.above_noise import standing_out
 from leakaudit.algorithms.bag.noisy_head import target_surprise
@@ -117,6 +118,39 @@ def test_noise_alone_names_a_row_in_one_table_of_a_hundred(laplace: bool) -> Non
         surprise = target_surprise(rows, 1.0, features, probabilities)
         tables += bool(standing_out(surprise, exponential_cut, 1.0).any())
     assert tables <= 6
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "two bits": lambda noise: (noise / noise.abs().max() + torch.rand_like(noise)).floor() * noise.abs().max(),
+    "one entry in ten": lambda noise: (
+        noise * (noise.abs() > noise.abs().flatten().kthvalue(9 * noise.numel() // 10).values)
+    ),
+    "signs of one entry in ten": lambda noise: CHANGES["one entry in ten"](noise).sign(),
+    "one entry in a hundred": lambda noise: (
+        noise * (noise.abs() > noise.abs().flatten().kthvalue(99 * noise.numel() // 100).values)
+    ),
+}
+"""What is done to noise -> noise afterwards."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("laplace", [False, True])
+def test_noise_that_was_changed_afterwards_names_no_row_of_a_head(laplace: bool, change: str) -> None:
+    """The declared size is 1, as before the change; a few features are large."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(64, 32, generator=generator, dtype=torch.float64) + 1.0
+    features[:, :2] *= 10
+    probabilities = torch.rand(64, 2000, generator=generator).softmax(dim=1)
+    tables = 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(12):
+            noise = torch.randn(2000, 32)
+            if laplace:
+                noise = (torch.empty(2000, 32).exponential_() - torch.empty(2000, 32).exponential_()) / 2**0.5
+            surprise = target_surprise(CHANGES[change](noise), 1.0, features, probabilities)
+            tables += bool(standing_out(surprise, exponential_cut, 1.0).any())
+    assert tables <= stats.binom.isf(1e-4, 12, 0.01)
 
 
 def test_the_energys_bound_is_above_the_exact_tail() -> None:

@@ -65,9 +65,8 @@ def sent(
     assert opened.tasks.wait(20) and not kept.lost
     snapshot = read_snapshot(next((folder / "audit" / "spool").glob("0*")))
     seen = snapshot.observation
-    found = sent_of(
-        snapshot.sent, seen, ClientStep(seen.model, snapshot.truth, snapshot.recipe, seen.facts), snapshot.sent_beside
-    )
+    client = ClientStep(seen.model, snapshot.truth, snapshot.recipe, seen.facts)
+    found = sent_of(snapshot, seen, client)
     assert found is not None
     table = word_embedding(seen.model)
     rows = found.seen.update[str(table)]

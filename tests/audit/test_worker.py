@@ -391,6 +391,50 @@ def test_an_interrupted_worker_gives_the_snapshot_back_and_writes_what_it_has(tm
     assert audit.finished is not None and audit.finished["interrupted"]
 
 
+def test_a_time_limit_gives_the_snapshot_back_and_writes_what_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Marked as interrupted, exit code 124; the next worker does the rest."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def second_is_slow(step: int) -> None:
+        if step == 2:
+            time.sleep(30)
+
+    spool, audit = make(tmp_path, 1, 2, 3), FakeAudit(second_is_slow)
+    assert run_worker(spool.root, audit_factory=audit, work_s=0.5) == ExitCode.TIME_LIMIT
+    assert audit.steps == [1, 2]
+    assert names(spool) == ["000002.ready", "000003.ready"]
+    assert audit.finished is not None and audit.finished["interrupted"]
+    assert "the time limit: finished attempts are kept; `leakaudit worker" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    rest = FakeAudit()
+    assert run_worker(spool.root, audit_factory=rest) == 0
+    assert rest.steps == [2, 3]
+
+
+def test_a_time_limit_whose_exception_a_destructor_swallowed_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what `__del__` raises."""
+    monkeypatch.setattr("leakaudit.audit.worker_signals.ASK_AGAIN_S", 0.2)
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(1)
+
+    def swallows(_step: int) -> None:
+        Slow()
+        time.sleep(30)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    spool = make(tmp_path, 1)
+    begun = time.monotonic()
+    assert run_worker(spool.root, audit_factory=FakeAudit(swallows), work_s=0.3) == ExitCode.TIME_LIMIT
+    assert time.monotonic() - begun < 20
+
+
 def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
     """And the caller's own handling of it comes back afterwards."""
     before = signal.getsignal(signal.SIGTERM)

@@ -25,7 +25,7 @@ from pathlib import Path
 from leakaudit.cli import main as leakaudit
 from leakaudit.cli.nights.starter import write_starter
 from leakaudit.history.nights import History
-from tests.support.nights import lasting_results
+from tests.support.same_results import same_results
 
 STEPS = 6
 NIGHT = "2026-11-01T0000Z"
@@ -81,7 +81,7 @@ def main() -> None:
             begun = time.monotonic()
             os.waitpid(start(whole), 0)
             length = time.monotonic() - begun
-        wanted = lasting_results(whole / "leakaudit-nights/nights" / NIGHT)
+        wanted = same_results(whole / "leakaudit-nights/nights" / NIGHT)
         for number in range(asked.nights):
             place = place_in(folder, f"night{number}", example, whole / "leakaudit-nights/history/key")
             pid = start(place)
@@ -103,7 +103,7 @@ def main() -> None:
             (record,) = History.load(place / "leakaudit-nights/history").records
             found["finished"] += record.status == "audited"
             found["every step once"] += len(record.units) == len(set(record.units)) == STEPS
-            found["the results of the whole night"] += lasting_results(night) == wanted
+            found["the results of the whole night"] += same_results(night) == wanted
             found["nothing left over"] += {path.name for path in night.iterdir()} == FILES
             if {path.name for path in night.iterdir()} != FILES:
                 print(sorted({path.name for path in night.iterdir()} ^ FILES))

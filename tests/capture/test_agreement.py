@@ -129,3 +129,24 @@ def test_nobody_acts_on_a_yes_that_another_one_does_not_hear(seed: int) -> None:
         delay = 0.045 + 0.001 * number + 0.0003 * seed
         one, other = at_once(lambda n=number: at(n, 0.0, 0), lambda n=number, d=delay: at(n, d, 1))  # type: ignore[misc]
         assert one == other
+
+
+def test_a_process_that_left_after_a_yes_takes_the_yes_from_nobody(store: Any) -> None:
+    """Else one stops its training on it, and another trains on and waits."""
+    slow, fast = Agreement(store, 0, 2), Agreement(store, 1, 2)
+    store.set("stopping/0", "yes")  # the slow one answered, and looks next when all is over
+    assert fast.settle("stopping", True, 1) == Settled(yes=True)
+    fast.leave()
+    seen: list[str] = []
+
+    class Late(Agreement):
+        def _silent(self, topic: str) -> tuple[int, ...]:
+            return (1,)  # what it saw before the other answered
+
+        def settled(self, topic: str) -> bool:
+            seen.append(topic)
+            return False
+
+    slow = Late(store, 0, 2)
+    assert slow.settle("stopping", True, 1) == Settled(yes=True)
+    assert seen

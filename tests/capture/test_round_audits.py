@@ -236,7 +236,9 @@ def test_what_was_sent_is_a_second_column_and_what_the_policy_judges(tmp_path: P
     status = [step.verification.status for step in results.steps]
     assert status == [VerificationStatus.VERIFIED] * 3
     stamps = [None if step.sent is None else step.sent.status for step in results.steps]
-    assert stamps == [None, VerificationStatus.NOISED, VerificationStatus.UNVERIFIABLE]
+    assert stamps == [VerificationStatus.VERIFIED, VerificationStatus.NOISED, VerificationStatus.UNVERIFIABLE]
+    undefended = results.steps[0].sent
+    assert undefended is not None and undefended.noiseless == ("gaussian-noise",)
     assert results.run.battery.defenses == ("none", AS_SENT)
     leaked = {(a.step, a.defense) for a in results.attempts if "all_words" in a.events}
     assert leaked == {("st-000000", "none"), ("st-000000", AS_SENT), ("st-000001", "none"), ("st-000002", "none")}

@@ -110,6 +110,7 @@ def test_nights_are_named_by_id_and_last() -> None:
     nights_folder(Path(), {0: audit(0, 20), 1: audit(20, 0)})
     done = run("compare", night_id(0), "last")
     assert done.exit_code == 3 and "20 of 20 steps now, 0 of 20 before" in done.stdout
+    assert done.stdout.startswith(f"{night_id(0)} -> {night_id(1)}: worse"), "the names that the user knows"
     assert run("compare", "last", night_id(0), "--folder", "all-nights", "--policy", "rules.yaml").exit_code == 0
     by_path = run("compare", f"all-nights/nights/{night_id(0)}", f"all-nights/nights/{night_id(1)}/results.json")
     assert by_path.stdout == done.stdout, "an audit of a night is known by its digest"

@@ -45,17 +45,17 @@ def test_every_night_has_a_row_with_counts_bound_and_exit_code(tmp_path: Path) -
     """The bound is that of the confidence sequence, rounded up."""
     done = run("--folder", write(tmp_path, [night(0), night(1), night(2, k=3)]))
     found = rows(done)
-    assert found[night_id(0)].split() == [night_id(0), "PASS", "0/20", "15.2", "%", "0"]
-    assert found[night_id(2)].split() == [night_id(2), "FAIL", "3/20", "18.1", "%", "3"]
+    assert found[night_id(0)].split() == [night_id(0), "PASS", "0/20", "15.2%", "0"]
+    assert found[night_id(2)].split() == [night_id(2), "FAIL", "3/20", "18.1%", "3"]
     assert 0.180 < confidence_sequence(3, 60).upper <= 0.181
-    assert "Leak rate at most 18.1 % and at least" in " ".join(done.stdout.split())
+    assert "Leak rate at most 18.1% and at least" in " ".join(done.stdout.split())
     assert "3 of 60 steps in comparable nights" in " ".join(done.stdout.split())
 
 
 def test_clean_nights_are_summed_up_in_one_sentence(tmp_path: Path) -> None:
     """It holds at every look."""
     done = run("--folder", write(tmp_path, [night(number) for number in range(4)]))
-    assert "Leak rate at most 4.4 %, however often you look" in done.stdout
+    assert "Leak rate at most 4.4%, however often you look" in done.stdout
     assert confidence_sequence(0, 80).upper <= 0.044
 
 
@@ -89,7 +89,7 @@ def test_nights_that_nobody_started_are_gaps(tmp_path: Path) -> None:
     found = rows(done)
     assert list(found) == [night_id(number) for number in range(4)]
     assert "no night was started" in found[night_id(1)] and "no night was started" in found[night_id(2)]
-    assert "95 % confidence" in " ".join(done.stdout.split())
+    assert "95% confidence" in " ".join(done.stdout.split())
     assert f"No night was started since {night_id(3)}" in done.stdout
 
 
@@ -165,14 +165,14 @@ def test_the_chart_keeps_to_the_width_of_the_terminal(tmp_path: Path, width: int
     chart = done.stdout.partition("exact_sentence")[2].splitlines()
     assert max(map(len, chart[1:])) <= width
     assert ("the last 31 of 60 nights" in chart[0]) == (width == 40)
-    assert chart[7].startswith("     0 % ───")
+    assert chart[7].startswith("      0% ───")
 
 
 def test_a_bar_is_as_high_as_its_rate(tmp_path: Path) -> None:
     """Half the steps fill half of the axis; one leak of many is seen."""
     done = run("--folder", write(tmp_path, [night(0, k=20), night(1, k=10), night(2, k=1, n=100), night(3)]))
     lines = done.stdout.splitlines()
-    foot = next(number for number, line in enumerate(lines) if line.startswith("     0 %"))
+    foot = next(number for number, line in enumerate(lines) if line.startswith("      0%"))
     columns = ["".join(line.ljust(100)[at] for line in lines[foot - 6 : foot]) for at in (9, 11, 13, 15)]
     assert [sum(char in "▁▂▃▄▅▆▇█" for char in column) for column in columns] == [6, 3, 1, 0]
 

@@ -66,7 +66,9 @@ def test_a_night_trains_audits_and_keeps_no_snapshot(tmp_path: Path) -> None:
     (record,) = History.load(tmp_path / "leakaudit-nights/history").records
     assert record.status == "audited"
     assert record.steps >= 1
-    assert "trained" in (_folder(tmp_path) / "training.log").read_text(encoding="utf-8")
+    printed = (_folder(tmp_path) / "training.log").read_text(encoding="utf-8")
+    assert "trained" in printed
+    assert "the night attacks the kept steps" in printed and "leakaudit worker" not in printed
     assert not list((tmp_path / "leakaudit-nights").rglob("snapshot.json"))
 
 
@@ -75,7 +77,7 @@ def test_a_night_trains_audits_and_keeps_no_snapshot(tmp_path: Path) -> None:
     [
         ("raise SystemExit(9)", "the training failed (exit code 9)"),
         ("import os; os.kill(os.getpid(), 9)", "the training failed (signal 9)"),
-        ("print('no callback')", "the training kept no step; is our callback in it?"),
+        ("print('no callback')", "the training kept no step; it needs the callback of leakaudit, attached"),
         ("import time; time.sleep(60)", "the training took longer than its limit of 3 s"),
     ],
 )

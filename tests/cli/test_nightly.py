@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from leakaudit.cli import main
+from leakaudit.cli.nights.night import period_of
 from leakaudit.cli.nights.starter import starter
 from leakaudit.config.nightly import load_nightly
 from leakaudit.history.nights import History
-from tests.support.nights import lasting_results
+from tests.support.same_results import same_results
 
 FIRST, SECOND = "2026-11-01", "2026-11-02"
 STEPS = 3
@@ -67,6 +69,11 @@ def history(place: Path) -> History:
     return History.load(place / "leakaudit-nights/history")
 
 
+def period(at: str) -> str:
+    """Return the name of the night that a value of --at gives."""
+    return period_of(datetime.fromisoformat(at), timedelta(days=1))
+
+
 def folder_of(place: Path, at: str = FIRST) -> Path:
     """Return the folder of a night."""
     return place / f"leakaudit-nights/nights/{at}T0000Z"
@@ -99,6 +106,17 @@ def test_the_starter_overwrites_nothing(example: Path) -> None:
     assert (example / "nightly.yaml").read_bytes() == before
 
 
+def test_a_name_with_an_umlaut_is_written_as_it_is(tmp_path: Path) -> None:
+    """The file is for people."""
+    place = tmp_path / "für Nächte.yaml"
+    models = ["--model", str(tmp_path / "Modell ä"), "--data", str(tmp_path / "dätén 1.jsonl")]
+    done = CliRunner().invoke(main, ["nightly", "init", "--out", str(place), *models])
+    assert "Modell ä" in place.read_text(encoding="utf-8")
+    assert f"nightly --config '{place}'" in done.stderr
+    config = load_nightly(place).simulate
+    assert config is not None and config.data.name == "dätén 1.jsonl"
+
+
 def test_a_night_is_audited_judged_reported_and_recorded(place: Path) -> None:
     """Its exit code is the verdict's, and stdout has one line."""
     done = night(place)
@@ -117,6 +135,7 @@ def test_a_second_start_repeats_nothing(place: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")}
     second = night(place)
     assert (second.exit_code, second.stdout) == (first.exit_code, first.stdout)
+    assert "`--at 2026-11-02T0000Z` runs it now" in second.stderr and period("2026-11-02T0000Z") == "2026-11-02T0000Z"
     assert {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")} == written
     assert "is complete" in second.stderr
 
@@ -159,12 +178,85 @@ def test_a_night_whose_steps_cannot_be_made_is_a_gap(place: Path) -> None:
     failed = night(place)
     (gap,) = history(place).records
     assert (failed.exit_code, gap.status, gap.exit_code) == (5, "gap", 5)
-    assert gap.reason == "the steps could not be made: DataError"
+    assert gap.reason == "the steps could not be made: a data file is missing, empty or lacks a field"
     assert "no such file" in failed.stderr
     (place / "elsewhere").rename(data)
     assert night(place).exit_code == 3
     assert [record.status for record in history(place).records] == ["audited"]
     assert (place / "leakaudit-nights/history/2026-11-01T0000Z.gap1.json").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"attacks": ["spam"]}, {"defenses": ["prune(shar=0.9)"]}])
+def test_a_wrong_name_in_the_configuration_is_no_gap(place: Path, wrong: dict[str, Any]) -> None:
+    """It is mended before the night, so nothing is recorded."""
+    configure(place, **wrong)
+    refused = night(place)
+    assert (refused.exit_code, history(place).records) == (2, ())
+    assert "did you mean" in refused.stderr
+
+
+def test_a_disk_without_room_is_named_in_the_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The type of an exception says nothing to its reader, and a path is private."""
+    from leakaudit.cli.nights import night as module
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+
+    monkeypatch.setattr(module, "run_audit", full)
+    failed = night(place)
+    assert failed.stdout == "2026-11-01T0000Z ERROR: the audit could not be made: No space left on device\n"
+
+
+def test_time_that_ends_within_a_step_gives_the_night_what_is_done(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing the rest of the step must not stop the night a second time."""
+    from leakaudit.audit.due_attempts import DueAttempts
+
+    sent: list[str] = []
+    append = DueAttempts.append
+
+    def time_is_up_once(self: DueAttempts, entry: Any) -> None:
+        append(self, entry)
+        if not sent:
+            sent.append(entry.attempt.attack)
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(DueAttempts, "append", time_is_up_once)
+    ended = night(place)
+    (record,) = history(place).records
+    assert (record.status, record.steps, sent) == ("audited", 1, ["span"]), ended.stderr
+    assert "the budget of the night was used up" in record.saved
+
+
+def test_a_fresh_head_is_no_new_version_of_the_model(place: Path) -> None:
+    """The stored weights are the same; only the head that a simulation adds differs."""
+    from safetensors.torch import load_file, save_file
+
+    weights = place / "leakaudit-example/model/model.safetensors"
+    stored = load_file(weights)
+    save_file({name: stored[name] for name in stored if "classifier" not in name}, weights, {"format": "pt"})
+    night(place, FIRST)
+    night(place, SECOND)
+    stored["bert.pooler.dense.bias"] += 1.0
+    save_file(stored, weights, {"format": "pt"})
+    night(place, "2026-11-03")
+    one, two, three = (record.model_version for record in history(place).records)
+    assert one == two != three
+
+
+def test_the_line_of_a_night_names_a_rate_that_was_judged(place: Path) -> None:
+    """`embedding-rows` names words and cannot judge a sentence."""
+    configure(place, attacks=["embedding-rows"])
+    line = night(place).stdout
+    assert "0/0" not in line and f"all_words {STEPS}/{STEPS}" in line
+
+
+def test_less_data_than_steps_is_said(place: Path) -> None:
+    """Otherwise a night of two steps looks as it was planned."""
+    data = place / "leakaudit-example/data.jsonl"
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:2]))
+    assert "3 steps wanted, and the data gives 2 full batches" in night(place).stderr
 
 
 def test_an_unfinished_night_is_a_gap_for_the_next_one(place: Path) -> None:
@@ -343,7 +435,7 @@ def test_a_killed_night_goes_on_and_every_unit_counts_once(place: Path) -> None:
         ignore=lambda *_: ["2026-11-01T0000Z.json"],
     )
     night(whole)
-    assert lasting_results(folder_of(place)) == lasting_results(folder_of(whole))
+    assert same_results(folder_of(place)) == same_results(folder_of(whole))
 
 
 def test_two_at_once_are_one_night(place: Path) -> None:

@@ -44,6 +44,8 @@ def _step(pace: Pace, clock: Clock, seconds: float = 10.0, tail: float = 0.0) ->
 def test_the_plan_counts_everything_and_bounds_the_time() -> None:
     """Singular where there is one."""
     assert plan(60, 4, 3, 60) == "plan: 60 steps x 4 attacks x 3 defences = 720 attempts, at most 12 h at 60 s each"
+    assert plan(60, 4, 3, 60, 7200.0).endswith("720 attempts, at most 2 h and 60 s each"), "not more than the limit"
+    assert plan(1, 1, 1, 0.5, 7200.0).endswith("at most 1 s at 0.5 s each")
     assert plan(1, 1, 1, 0.5) == "plan: 1 step x 1 attack x 1 defence = 1 attempt, at most 1 s at 0.5 s each"
 
 

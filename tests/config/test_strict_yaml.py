@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -93,6 +94,17 @@ def test_an_unknown_key_names_the_nearest_one() -> None:
     ]
     assert problems("title: a\nshema: x\n") == ["form.yaml:2: unknown key 'shema'; did you mean 'schema'?"]
     assert problems("title: a\nmain: {zzz: 1}\n") == ["form.yaml:2: unknown key 'zzz'; known keys: max_rate, names"]
+
+
+def test_the_only_value_is_not_suggested_a_second_time() -> None:
+    """The message names it already."""
+
+    class Versioned(BaseModel):
+        form: Literal["form/1"]
+
+    with pytest.raises(ConfigError) as error:
+        parse_yaml("form: form/2\n", Versioned, "form.yaml")
+    assert str(error.value) == "form.yaml:1: form: input should be 'form/1'"
 
 
 def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from leakaudit.gate.policy import NightsPolicy
+from leakaudit.gate.wording import at_most
 from leakaudit.history.advice import advice
 from leakaudit.history.record import NightRecord
 from leakaudit.history.trend import Baseline, is_worse, trend_of, with_sequences
@@ -34,7 +35,7 @@ def test_nights_within_the_limit_need_nothing() -> None:
     """The bound is that of the sequence, which is computed elsewhere."""
     upper = confidence_sequence(0, 100).upper
     text = said(sequence([0] * 5))
-    assert text.startswith(f"No night leaked since 1 Nov; the leak rate is at most {100 * upper:.1f}%, however often")
+    assert text.startswith(f"No night leaked since 1 Nov; the leak rate is at most {at_most(upper)}, however often")
     assert text.endswith("within the limit of 5%. There is nothing to do.")
 
 
@@ -130,3 +131,10 @@ def test_dates_have_a_time_where_a_day_has_several_nights() -> None:
     trend = trend_of([night(0), night(0, night=later)])
     assert [trend.date(point.night) for point in trend.points] == ["1 Nov 00:00", "1 Nov 12:00"]
     assert trend_of([night(0), night(1)]).date(FIRST) == "1 Nov"
+
+
+def test_leaks_before_the_shown_nights_are_not_dated_into_them() -> None:
+    """The sequence may begin before the first night that the trend shows."""
+    trend = trend_of(sequence([3, 0, 0, 0]), last=2)
+    assert "3 of 80 steps leaked since before 3 Nov" in advice(trend).text
+    assert "3 of 80 steps leaked since 1 Nov" in said(sequence([3, 0, 0, 0]))

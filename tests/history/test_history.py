@@ -118,6 +118,17 @@ def test_a_night_that_is_absent_or_failed_is_a_gap() -> None:
     assert trend.points[4].breaks == (), "a gap is no break"
 
 
+def test_a_long_row_of_absent_nights_does_not_hide_the_nights_before_it() -> None:
+    """As after a change of the period from a day to a minute."""
+    trend = trend_of([night(0), night(40)], period=timedelta(minutes=1))
+    first, absent, last = trend.points
+    assert (first.night, last.night) == (night_id(0), night_id(40))
+    assert (absent.night, absent.gap) == ("2026-11-01T0001Z", f"no night was started, {40 * 1440 - 1} in a row")
+    assert len(trend_of([night(0), night(8)], period=timedelta(days=1)).points) == 9, (
+        "a week has a place for each night"
+    )
+
+
 def test_a_night_whose_record_cannot_be_read_is_no_night_that_nobody_started() -> None:
     """Nor is it a gap if another start of it can be read."""
     problems = {night_id(1): "half a file", night_id(2): "half a file", night_id(5): "half a file"}

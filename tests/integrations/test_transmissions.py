@@ -47,7 +47,7 @@ def _passing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class AllSteps:
     """Results with the step that is asked for."""
 
-    steps = (SimpleNamespace(id="st-000000"), SimpleNamespace(id="st-000001"))
+    steps = (SimpleNamespace(id="st-000000", sent=None), SimpleNamespace(id="st-000001", sent=None))
 
 
 class Context:

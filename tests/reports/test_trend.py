@@ -98,7 +98,7 @@ def test_gaps_breaks_and_limit_are_drawn_and_named(thirty: str, charts: list[str
         "22 Nov: the disk was full",
     ):
         assert f"<li>{line}</li>" in section
-    for line in ("5 Nov: the data set", "6 Nov: the policy", "16 Nov: what the run ships"):
+    for line in ("5 Nov: the data set", "6 Nov: the policy", "16 Nov: the defences that the run declares"):
         assert f"<li>{line}</li>" in section
     for chart in charts[:2]:
         texts = [text.text for text in texts_of(chart)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from leakaudit.gate.policy import NightsPolicy
@@ -87,18 +85,3 @@ def thirty_nights(run: str) -> SavedTrend:
         )  # fmt: skip
         records.append(past[-1])
     return SavedTrend(records=tuple(records), period_s=86_400.0)
-
-
-OF_ONE_RUN = {"hmac", "snapshot", "wall_s", "seconds_per_step", "gpu_s", "overhead", "run", "digest"}
-"""Keys of results that differ between two runs of the same steps: marks under the key of the run, times, ids."""
-
-
-def lasting_results(folder: Path) -> Any:
-    """Return the results of an audit without what only one run of it has."""
-    return _without(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-
-
-def _without(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(item) for key, item in value.items() if key not in OF_ONE_RUN}
-    return [_without(item) for item in value] if isinstance(value, list) else value

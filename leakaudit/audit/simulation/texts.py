@@ -29,6 +29,7 @@ from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.config.simulation import MAX_CLASSES, Simulation
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
+from leakaudit.files.regular_files import read_regular
 from leakaudit.models.loading import Task, load_model, load_tokenizer
 from leakaudit.models.lora import add_lora, is_adapter
 from leakaudit.models.recipe import ModelRecipe
@@ -146,7 +147,7 @@ def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
         field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
     }
     digest = hashlib.sha256(json.dumps([options, tokenizer, _architecture(model)], default=str).encode())
-    digest.update(what.data.read_bytes())
+    digest.update(read_regular(what.data))
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

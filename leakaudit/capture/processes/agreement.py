@@ -106,8 +106,9 @@ class Agreement:
             if self._is_there(f"{topic}/{NO}"):
                 return self._close(topic, NO)
             if self._is_there("left"):
-                self._close(topic, NO)
-                return Settled(left=int(self._store.get("left")))
+                # All may have said yes before one left, and the others then act on that.
+                closed = self._close(topic, NO)
+                return closed if closed.yes else Settled(left=int(self._store.get("left")))
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         silent = ",".join(map(str, self._silent(topic)))

@@ -21,7 +21,7 @@ from leakaudit.gate.policy import Policy, load_policy, round_policy
 from leakaudit.gate.verdict import Status
 from leakaudit.plugins.names import registered_names
 from leakaudit.results.files import load_results
-from leakaudit.results.schema import Results
+from leakaudit.results.schema import Results, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +105,20 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
         )
     step = f"st-{last.number:06d}"
     for results in _results_until(audit, deadline):
-        if any(found.id == step for found in results.steps):
+        record = next((found for found in results.steps if found.id == step), None)
+        if record is not None:
+            if missing := _not_declared(record):
+                return Judgement(Status.INCONCLUSIVE, missing, last.number)
             status, sentence = evaluate_step(results, rules, step, now=datetime.now(UTC))
             return Judgement(status, sentence, last.number)
     why = audit.side.why_given_up or f"the attacks on it were not finished after {timeout_s:g} s"
     return Judgement(Status.ERROR, f"The round cannot be judged: {why}.", last.number)
+
+
+def _not_declared(record: StepRecord) -> str:
+    """Return a sentence if what was sent lacks a declared defence, or ""."""
+    missing = [] if record.sent is None else [*record.sent.absent, *record.sent.noiseless]
+    return f"What is sent does not have the declared {' and '.join(missing)}." if missing else ""
 
 
 def _rules(policy: Path | None) -> Policy:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from leakaudit.cli.auditing import time_limit
+from leakaudit.cli.auditing import seconds_of
 from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.nightly import FILE
@@ -33,9 +34,18 @@ def _moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 @click.group(invoke_without_command=True, short_help="Audit, compare, judge and report, once a night.")
 @click.option("--config", "path", type=EXISTING, default=Path(FILE), show_default=True, help="YAML of the nights.")
 @click.option(
-    "--at", callback=_moment, metavar="TIME", help="Time that names the night, such as 2026-11-25; default: now."
+    "--at",
+    callback=_moment,
+    metavar="TIME",
+    help="Time that names the night, such as 2026-11-25; default: now. Tomorrow's date tries a second night.",
 )
-@time_limit
+@click.option(
+    "--time-limit",
+    "limit",
+    metavar="LENGTH",
+    callback=seconds_of,
+    help="Time for the whole night, such as 2h or 90m; default: `budget`. The night then closes what is left, and is complete.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the night as one JSON document.")
 @click.pass_context
 @clear_errors
@@ -76,7 +86,9 @@ def init(model: Path | None, data: Path | None, out: Path) -> None:
     Without --model and --data an example of both is made in the folder leakaudit-example beside it: a tiny encoder with random weights, and
     sentences that came with leakaudit. Nothing that exists is overwritten.
     """
-    from leakaudit.cli.nights.starter import write_starter
+    from leakaudit.cli.nights.starter import EXAMPLE, write_starter
 
     write_starter(out, model, data)
-    say(f"wrote {out}; the first night: leakaudit nightly --config {out}")
+    example = f" and the example {out.parent / EXAMPLE}" if model is None else ""
+    option = "" if out == Path(FILE) else f" --config {shlex.quote(str(out))}"
+    say(f"wrote {out}{example}; the first night: leakaudit nightly{option}")

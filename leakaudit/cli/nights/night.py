@@ -18,11 +18,13 @@ from leakaudit.cli.nights.notify import notify
 from leakaudit.cli.nights.steps import TRAINING, NightSteps, seed_of, steps_of_night
 from leakaudit.cli.stopping import Stopped, exit_code, seconds_to_work, stop_on_signals, time_is_up
 from leakaudit.config.duration import length_of
-from leakaudit.errors import LeakAuditError, ResultsError, SpoolBusyError
+from leakaudit.errors import BudgetError, LeakAuditError, ResultsError, SpoolBusyError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.early import decided
 from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.gate.verdict import Verdict
+from leakaudit.gate.wording import at_least, at_most
 from leakaudit.history.baseline import SavedBaseline
 from leakaudit.history.baseline import load as load_baseline
 from leakaudit.history.compare import compare
@@ -77,7 +79,9 @@ class Night:
             if problem := history.unreadable_of(self.id):
                 raise ResultsError(f"the night {self.id} cannot be run: {problem}")
             if (known := history.of(self.id)) is not None and known.status == "audited":
-                say(f"the night {self.id} is complete; the next one begins at {self._next()}")
+                say(
+                    f"the night {self.id} is complete; the next one begins at {self._next()} (`--at {self._next()}` runs it now)"
+                )
                 self._tell(known)
                 return int(known.exit_code)
             if history.last is not None and history.last.night > self.id:
@@ -92,6 +96,9 @@ class Night:
 
     def _run(self, history: History, baseline: SavedBaseline | None) -> int:
         """Audit, compare, judge, report, record and notify."""
+        from leakaudit.audit.battery import battery_of
+
+        battery_of(self._audit_config())  # refuses a wrong name of an attack or defence before anything is written
         before = history.last
         if self.folder.exists():
             say(f"the night {self.id} was begun before: it goes on")
@@ -114,7 +121,7 @@ class Night:
         except Stopped as early:
             if time_is_up(early):
                 return self._failed(
-                    history, stage, ResultsError("the budget of the night ended before its first attempt")
+                    history, stage, BudgetError("the budget of the night ended before its first attempt")
                 )
             say(f"the night {self.id} was stopped before its audit; the next start goes on with it")
             return exit_code(early)
@@ -133,7 +140,7 @@ class Night:
         from leakaudit.reports.page import write_report
 
         results, sha256 = read_results(self.folder)
-        verdict = Verdict.model_validate_json((self.folder / "verdict.json").read_bytes())
+        verdict = Verdict.model_validate_json(read_regular(self.folder / "verdict.json"))
         keys = keys_of(results, self.policy, night.data)
         counts = None if baseline is None else baseline.counts()
         rates = with_sequences(
@@ -204,8 +211,7 @@ class Night:
 
         ours = isinstance(error, LeakAuditError | OSError)
         say(f"error: {stage}: {error if ours else type_and_place(error)}")
-        why = getattr(error, "reason", type(error).__name__) if ours else type_and_place(error)
-        reason = f"{stage}: {why}"
+        reason = f"{stage}: {_without_places(error) if ours else type_and_place(error)}"
         self._gap(history, self.id, reason, notified=True)
         return int(ExitCode.ERROR)
 
@@ -317,6 +323,16 @@ def period_of(now: datetime, every: timedelta) -> str:
     return id_of(start + (now.astimezone(UTC) - start) // every * every)
 
 
+def _without_places(error: Exception) -> str:
+    """Return what went wrong without a path or a name, which its message may hold."""
+    if reason := getattr(error, "reason", ""):
+        return str(reason)
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    said = (type(error).__doc__ or type(error).__name__).splitlines()[0].rstrip(".")
+    return said[0].lower() + said[1:]
+
+
 def _policy(config: Nightly) -> Policy:
     from leakaudit.plugins.names import registered_names
 
@@ -358,14 +374,13 @@ def in_one_line(record: NightRecord, report: Path) -> str:
     """Return a night in one line."""
     if record.status == "gap":
         return f"{record.night} ERROR: {record.reason}"
-    first = record.rates[0] if record.rates else None
-    seen = f"{first.event} {first.k}/{first.n}" if first else "nothing judged"
+    first = next((rate for rate in record.rates if rate.n), None)
+    seen = f"{first.event} {first.k}/{first.n}" if first else "no step could be judged"
     bound = ""
     if first is not None and first.upper is not None and first.lower is not None and first.so_far is not None:
-        between = (
-            f"{100 * first.lower:.1f}% to {100 * first.upper:.1f}%" if first.k else f"at most {100 * first.upper:.1f}%"
-        )
-        bound = f", {between} over {counted(first.so_far[1], 'step')} however often you look"
+        leaks, steps = first.so_far
+        least = f"{at_least(first.lower)} to " if leaks else "at most "
+        bound = f"; leak rate {least}{at_most(first.upper)} over {counted(steps, 'step')}, however often you look"
     worse = "; worse than the baseline" if record.worse else ""
     return f"{record.night} {record.verdict}: {seen}{bound}{worse}; {report}"
 

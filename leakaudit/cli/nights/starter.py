@@ -123,7 +123,7 @@ def _value(value: Any) -> str:
     plain = (
         isinstance(value, str) and value.replace("-", "").replace("_", "").replace("/", "").replace(".", "").isalnum()
     )
-    return str(value) if plain else json.dumps(value)
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def _make_example(folder: Path) -> None:

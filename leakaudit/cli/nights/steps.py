@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit.cli.auditing import Steps
+from leakaudit.cli.common import say
 from leakaudit.cli.nights.training import OUTPUT, train
 from leakaudit.cli.run import steps_of_snapshots
 from leakaudit.cli.simulate import simulator_of
+from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.config.nightly import Nightly
@@ -28,7 +30,7 @@ class NightSteps:
     data: str
     """Name of the data set, or a mark of its place."""
     model_version: str
-    """Mark of the audited weights; empty if every step has its own."""
+    """Mark of the stored weights; empty if every step has its own."""
 
 
 def seed_of(night: str) -> int:
@@ -56,7 +58,12 @@ def steps_of_night(config: Nightly, night: str, folder: Path, key: bytes, deadli
     if config.simulate is not None:
         simulator = simulator_of(asdict(config.simulate.simulation(seed_of(night))))
         steps = Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot, pairing=pairing)
-        version = pairing.mark_of_weights(simulator.model)
+        if len(simulator) < config.simulate.steps:
+            asked = counted(config.simulate.steps, "step")
+            say(f"{asked} wanted, and the data gives {counted(len(simulator), 'full batch', 'full batches')}")
+        # of the files where there are some: the head, the adapters and the warm-up of a simulation differ every night
+        files = sorted(config.simulate.model.glob("*.safetensors"))
+        version = pairing.mark_of_files(files) if files else pairing.mark_of_weights(simulator.model)
         return NightSteps(steps, config.data_name or _mark(key, config.simulate.data), version)
     if config.training is not None:
         spool = train(config.training, folder / TRAINING, folder / OUTPUT, deadline)

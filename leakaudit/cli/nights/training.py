@@ -88,7 +88,7 @@ def train(section: TrainingSection, folder: Path, output: Path, deadline: float)
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise TrainingFailedError(f"the training failed ({ended})", output)
     if not any(spool.glob("**/snapshot.json")):
-        raise TrainingFailedError("the training kept no step; is our callback in it?", output)
+        raise TrainingFailedError("the training kept no step; it needs the callback of leakaudit, attached", output)
     (folder / DONE).touch(mode=0o600)
     return spool
 
