@@ -53,7 +53,9 @@ def excluded(rate: float, history: list[tuple[int, int]]) -> bool:
 
 def share(k: int, n: int) -> str:
     """Return a share with its two-sided 95 % interval of Clopper and Pearson."""
-    return f"{k:4d} of {n} = {100 * k / n:4.1f} % [{100 * lower_bound(k, n, 0.975):.1f}, {100 * upper_bound(k, n, 0.975):.1f}]"
+    return (
+        f"{k} of {n}, {100 * k / n:.1f} % [{100 * lower_bound(k, n, 0.975):.1f}, {100 * upper_bound(k, n, 0.975):.1f}]"
+    )
 
 
 def main() -> None:
@@ -63,26 +65,32 @@ def main() -> None:
     parser.add_argument("--nights", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="steps of a night")
     parser.add_argument("--base", type=int, nargs="+", default=[60, 400], help="steps of the baseline")
+    parser.add_argument("--sequences", type=int, default=2000, help="histories for the confidence sequence")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     sequential.log_e_worse = lru_cache(maxsize=None)(sequential.log_e_worse)
-    print(f"clean histories, n = {asked.histories} of {asked.nights} nights of {asked.steps} steps, seed {asked.seed}")
-    print("rate  baseline  histories with a false alarm        histories whose sequence excludes the rate")
+    length = f"{asked.nights} nights of {asked.steps} steps"
+    print(f"Clean histories of {length}, seed {asked.seed}:\n")
+    print("| leak rate | steps of the baseline | n | histories with a false alarm |\n| --- | --- | --- | --- |")
     for rate in CLEAN_RATES:
         for size in asked.base:
             rng = random.Random(f"{asked.seed} clean {rate} {size}")
-            alarms = wrong = 0
+            alarms = 0
             for _ in range(asked.histories):
                 base = (sum(rng.random() < rate for _ in range(size)), size)
                 history = list(nights(rng, rate, asked.steps, asked.nights))
                 alarms += first_alarm(base, history) is not None
-                wrong += excluded(rate, history)
             sequential.log_e_worse.cache_clear()
-            print(
-                f"{rate:4.2f}  {size:8d}  {share(alarms, asked.histories)}  {share(wrong, asked.histories)}", flush=True
-            )
-    print(f"\na clean baseline, then a leak, n = {asked.histories}")
-    print("rate  baseline  seen      nights until seen: median, 90 %")
+            print(f"| {rate:g} | {size} | {asked.histories} | {share(alarms, asked.histories)} |", flush=True)
+    print(f"\nConfidence sequences over {length}:\n")
+    print("| leak rate | n | histories in which the sequence ever excludes it |\n| --- | --- | --- |")
+    for rate in CLEAN_RATES:
+        rng = random.Random(f"{asked.seed} sequence {rate}")
+        wrong = sum(excluded(rate, list(nights(rng, rate, asked.steps, asked.nights))) for _ in range(asked.sequences))
+        print(f"| {rate:g} | {asked.sequences} | {share(wrong, asked.sequences)} |", flush=True)
+    print(f"\nA clean baseline, then a leak in every night, at most {length}:\n")
+    print("| leak rate | steps of the baseline | n | seen | nights until it is seen, median | 90 % |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for rate in LEAK_RATES:
         for size in asked.base:
             rng = random.Random(f"{asked.seed} leak {rate} {size}")
@@ -92,7 +100,9 @@ def main() -> None:
             ]
             seen = sorted(night if night is not None else math.inf for night in found)
             median, most = statistics.median(seen), seen[math.ceil(0.9 * len(seen)) - 1]
-            print(f"{rate:4.2f}  {size:8d}  {sum(map(math.isfinite, seen)):4d}      {median:g}, {most:g}", flush=True)
+            shown = [f"{number:g}" if math.isfinite(number) else "not seen" for number in (median, most)]
+            count = sum(map(math.isfinite, seen))
+            print(f"| {rate:g} | {size} | {asked.histories} | {count} | {' | '.join(shown)} |", flush=True)
 
 
 if __name__ == "__main__":

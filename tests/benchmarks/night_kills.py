@@ -108,9 +108,9 @@ def main() -> None:
             if {path.name for path in night.iterdir()} != FILES:
                 print(sorted({path.name for path in night.iterdir()} ^ FILES))
             shutil.rmtree(place)
-    print(f"{asked.nights} SIGKILLs, a night takes {length:.1f} s, seed {asked.seed}")
-    for what, count in found.items():
-        print(f"{what}: {count} of {asked.nights}")
+    print(f"A whole night takes {length:.1f} s, seed {asked.seed}.\n\n| what | count | n |\n| --- | --- | --- |")
+    for what, count in sorted(found.items()):
+        print(f"| {what} | {count} | {asked.nights} |")
 
 
 if __name__ == "__main__":

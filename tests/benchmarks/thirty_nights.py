@@ -22,6 +22,7 @@ from typing import Any
 
 from leakaudit.cli.nights.night import period_of
 from leakaudit.history.nights import HISTORY, NIGHTS, History
+from leakaudit.history.record import NightRecord
 from tests.benchmarks.night_training import DECLARED
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -38,32 +39,46 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     seconds: list[float] = []
+    print(
+        "| night | noise | s | exit | steps | leaked | bounds so far | worse than the baseline |\n" + "| --- " * 8 + "|"
+    )
     for night in range(1, asked.nights + 1):
         noise = DECLARED if night < asked.leak_from else 0.0
         _configure(asked.out, asked.data.absolute(), night, noise, asked.whole)
-        at = (START + timedelta(days=night - 1)).isoformat()
+        moment = START + timedelta(days=night - 1)
         begun = time.perf_counter()
-        done = _leakaudit(asked.out, "nightly", "--config", "nightly.yaml", "--at", at)
+        done = _leakaudit(asked.out, "nightly", "--config", "nightly.yaml", "--at", moment.isoformat())
         seconds.append(time.perf_counter() - begun)
-        print(
-            f"night {night:2d}  noise {noise:g}  {seconds[-1]:5.1f} s  exit {done.returncode}  {done.stdout.strip()}",
-            flush=True,
-        )
-        if done.returncode not in (0, 3, 4):
-            print(done.stderr)
+        record = _history(asked.out)[-1]
+        if record.status == "gap":
+            print(done.stderr, file=sys.stderr)
+        rate = record.rates[0]
+        cells = [night, f"{noise:g}", f"{seconds[-1]:.1f}", done.returncode, f"{record.steps} of {record.planned}"]
+        bounds = f"{100 * (rate.lower or 0):.1f} to {100 * (rate.upper or 0):.1f} %"
+        cells += [f"{rate.k} of {rate.n}", bounds, "yes" if record.worse else "no"]
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if night == asked.leak_from - 1:
-            id_ = period_of(START + timedelta(days=night - 1), timedelta(days=1))
+            id_ = period_of(moment, timedelta(days=1))
             run = asked.out.absolute() / "leakaudit-nights" / NIGHTS / id_
-            print(_leakaudit(asked.out, "baseline", "set", str(run), "--anyway").stdout.strip())
+            set_ = _leakaudit(asked.out, "baseline", "set", str(run), "--anyway")
+            if set_.returncode:
+                print(set_.stderr, file=sys.stderr)
+    records = _history(asked.out)
+    failed = next((number for number, record in enumerate(records, 1) if record.exit_code == 3), None)
+    worse = next((number for number, record in enumerate(records, 1) if record.worse), None)
+    quiet, leaking = seconds[: asked.leak_from - 1], seconds[asked.leak_from - 1 :]
     print(
-        f"seconds of a night: median {statistics.median(seconds):.1f}, longest {max(seconds):.1f}, n = {len(seconds)}"
+        f"\nThe leak starts on night {asked.leak_from}. First night that fails: {failed}; first one worse than the baseline: {worse}."
     )
-    records = History.load(asked.out / "leakaudit-nights" / HISTORY).records
-    leaking = [number for number, record in enumerate(records, 1) if record.verdict == "FAIL"]
-    worse = [number for number, record in enumerate(records, 1) if record.worse]
-    print(
-        f"first night with FAIL: {leaking[:1]}; first night worse than the baseline: {worse[:1]}; leak from night {asked.leak_from}"
-    )
+    for what, some in (("defended", quiet), ("leaking", leaking)):
+        if some:
+            print(
+                f"Seconds of a {what} night: median {statistics.median(some):.1f}, longest {max(some):.1f}, n = {len(some)}."
+            )
+
+
+def _history(folder: Path) -> tuple[NightRecord, ...]:
+    return History.load(folder / "leakaudit-nights" / HISTORY).records
 
 
 def _configure(folder: Path, data: Path, night: int, noise: float, whole: bool) -> None:
