@@ -105,6 +105,14 @@ def touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
     Returns:
         (V,) bool, and the noise's standard deviation in the update's units, 0 without noise.
     """
+    key = f"touched rows {false_rows}"
+    if key not in seen.memo:
+        seen.memo[key] = _touched_rows(seen, false_rows)
+    touched, noise = seen.memo[key]
+    return touched.clone(), noise
+
+
+def _touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
     rows = rows_of_tokens(seen)  # (V, D)
     sigma = (seen.sent or seen).noise_sigma
     touched = (rows != 0).any(dim=1)  # (V,)

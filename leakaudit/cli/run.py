@@ -10,6 +10,7 @@ import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
 from leakaudit.cli.common import EXISTING, FACTORY_HELP, IDENTITY_HELP, answering_nobody, clear_errors
+from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.stopping import seconds_to_work
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
@@ -101,6 +102,7 @@ def run(
     An earlier audit in --out moves to OUT.1, OUT.2 and so on. An audit that was stopped is continued, as by `simulate`.
     """
     wait_passively()
+    keep_freed_memory()
     from leakaudit.cli.snapshots import private_keys
     from leakaudit.config.audit import AuditConfig, load_config
     from leakaudit.storage.parent_watch import keep_memory_private

@@ -15,6 +15,7 @@ from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
 from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
+from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
@@ -134,6 +135,7 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
     set.
     """
     wait_passively()
+    keep_freed_memory()
     seeds = given["seeds"]
     if seeds and _was_given("seed"):
         raise ConfigError("--seed and --seeds were both given; --seeds alone names all of them")

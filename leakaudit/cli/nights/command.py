@@ -12,6 +12,7 @@ import click
 
 from leakaudit.cli.auditing import seconds_of
 from leakaudit.cli.common import EXISTING, clear_errors, say
+from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.nightly import FILE
 
@@ -61,6 +62,7 @@ def nightly(context: click.Context, path: Path, at: datetime, limit: float | Non
     if context.invoked_subcommand is not None:
         return
     wait_passively()
+    keep_freed_memory()
     from leakaudit.cli.nights.night import Night
     from leakaudit.config.nightly import load_nightly
     from leakaudit.storage.parent_watch import keep_memory_private
