@@ -1,6 +1,6 @@
 """`leakaudit doctor`: checks of this machine and a configuration.
 
-The last check is a positive control: an attack recovers a known sentence from a tiny model.
+A positive control: an attack recovers a known sentence from a tiny model. What an audit of the user's model will cost is measured on one step.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from leakaudit.cli.common import EXISTING, clear_errors
-from leakaudit.errors import LeakAuditError
+from leakaudit.cli.common import EXISTING, clear_errors, say
+from leakaudit.cli.forecast import Check, Measured, forecast
+from leakaudit.errors import ConfigError, LeakAuditError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.results.wording import counted, duration
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
@@ -29,20 +30,38 @@ LOW_DISK_GIB = 2.0
 """Free space in GiB below which the doctor warns. A snapshot of a 110M-parameter model takes 0.8 GiB; one is written at a time."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the doctor's report."""
+def examine(config_path: Path | None = None, step: Measured | None = None, steps: int | None = None) -> list[Check]:
+    """Return the results of all checks.
 
-    state: Literal["ok", "warn", "fail"]
-    sentence: str
-
-
-def examine(config_path: Path | None = None) -> list[Check]:
-    """Return the results of all checks."""
+    Args:
+        config_path: YAML of the audit; None for the defaults.
+        step: the step to measure; None measures nothing.
+        steps: of the training; None if it is not asked for.
+    """
     checks = [_versions(), _device()]
     checks += check_configuration(config_path)
     checks.append(_positive_control())
+    if step is not None and all(check.state != "fail" for check in checks):
+        checks += _costs(step, config_path, steps)
     return checks
+
+
+def _costs(step: Measured, config_path: Path | None, steps: int | None) -> Iterator[Check]:
+    """Yield what an audit of the user's model will cost, from one step of it."""
+    from leakaudit.config.audit import AuditConfig, load_config
+    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.plugins.names import registered_names
+
+    config = load_config(config_path) if config_path else AuditConfig()
+    policy = load_policy(config.policy, registered_names()) if config.policy else default_policy()
+    most = len(config.attacks) * len(config.defenses) * config.budget_s
+    say(f"measuring one step, at most {duration(most)}")
+    try:
+        cost = step.cost(config)
+    except LeakAuditError as error:
+        yield Check("fail", str(error))
+    else:
+        yield from forecast(cost, config, policy, steps)
 
 
 def _versions() -> Check:
@@ -79,8 +98,8 @@ def check_configuration(path: Path | None) -> Iterator[Check]:
         config = load_config(path) if path else AuditConfig()
         yield Check(
             "ok",
-            f"configuration: {path or 'built-in defaults'}, {len(config.attacks)} attacks, "
-            f"{len(config.defenses)} defences, {config.budget_s:g} s an attempt",
+            f"configuration: {path or 'built-in defaults'}, {counted(len(config.attacks), 'attack')}, "
+            f"{counted(len(config.defenses), 'defence')}, {config.budget_s:g} s an attempt",
         )
         for registry, specs in ((attacks, config.attacks), (defenses, (*config.defenses, config.shipped_defense))):
             for spec in specs:
@@ -154,14 +173,31 @@ def _positive_control() -> Check:
 
 @click.command(short_help="Check this machine and a configuration.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
+@click.option("--model", type=EXISTING, help="Folder of your model: one step of it is measured.")
+@click.option("--data", type=EXISTING, help="JSONL with `text` and `label` for that step; default: sentences of ours.")
+@click.option("--task", type=click.Choice(["classification", "causal-lm"]), default="classification", show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of that step.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of your training, to print minutes and GB before it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
-def doctor(config_path: Path | None, as_json: bool) -> None:
+def doctor(
+    config_path: Path | None,
+    model: Path | None,
+    data: Path | None,
+    task: Literal["classification", "causal-lm"],
+    batch_size: int,
+    steps: int | None,
+    as_json: bool,
+) -> None:
     """Check this machine and a configuration.
 
-    The last check recovers a known sentence from a tiny model. Exit code 0, or 2 if a check fails.
+    The last check recovers a known sentence from a tiny model. With --model one step of that model is audited, and with --steps the
+    minutes and GB of the whole audit are printed. Exit code 0, or 2 if a check fails.
     """
-    checks = examine(config_path)
+    if model is None and (data is not None or steps is not None):
+        raise ConfigError("--data and --steps are about the step of a model that is measured: give --model as well")
+    step = None if model is None else Measured(model, data, task, batch_size)
+    checks = examine(config_path, step, steps)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks], indent=1))
     else:
