@@ -6,11 +6,12 @@ Positive control: an attack must recover the canary. Negative control: what an a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leakaudit.audit.attempt import Scorer, can_read, generator, readable
 from leakaudit.audit.canaries import CANARIES
@@ -28,6 +29,7 @@ from leakaudit.config.shard import Shard
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.loading import Task
+from leakaudit.models.tensors import outputs_of
 from leakaudit.plugins.attack_protocol import Attack
 from leakaudit.plugins.budget import Budget
 from leakaudit.results.schema import Control, Controls, Kind, KindControl, Tally
@@ -158,12 +160,10 @@ class ControlRunner:
         batch = with_random_state(batch, self.config.seed + turn)
         truth = Truth((batch,), reading_of(facts)).to(device)
         recipe = StepRecipe(training=client.recipe.training, max_grad_norm=client.recipe.max_grad_norm)
-        try:
-            return truth, ClientStep(client.model, truth, recipe, facts).observe()
-        except torch.OutOfMemoryError:
-            raise
-        except (ModelError, SnapshotError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            return truth, None
+        canary = ClientStep(client.model, truth, recipe, facts)
+        if (seen := _observed(canary)) is not None or client.recipe.loss != "pulls":
+            return truth, seen
+        return truth, _observed(canary, client)
 
     def _batch(self, client: ClientStep, facts: PublicFacts, turn: int, label: int) -> MicroBatch:
         """Return the canary: one sentence, or two arrays of noise.
@@ -181,6 +181,63 @@ class ControlRunner:
         return make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
 
 
+def _observed(canary: ClientStep, real: ClientStep | None = None) -> Observation | None:
+    """Return the observation of a canary step; None if it cannot be computed.
+
+    Args:
+        canary: the step, with the loss of its model.
+        real: the step of the client, whose loss outside the model takes the place of that; None for no other loss.
+    """
+    try:
+        return (canary if real is None else _with_loss_of(real, canary)).observe()
+    except torch.OutOfMemoryError:
+        raise
+    except (ModelError, SnapshotError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _with_loss_of(real: ClientStep, canary: ClientStep) -> ClientStep:
+    """Return a canary step whose model returns no loss of its own.
+
+    The gradients that the real loss sent to the model's outputs for the first example are sent to the canary's outputs instead. So the
+    canary's update depends on the same positions and directions as the update of a real text does.
+
+    Raises:
+        LookupError: the model has no output of that name.
+    """
+    batch, source = canary.truth.micro_batches[0], real.truth.micro_batches[0]
+    inputs = {name: value for name, value in batch.inputs.items() if name != "labels"}
+    with torch.no_grad():
+        outputs = dict(outputs_of(real.model(**inputs)))
+    gradients = {
+        path: _fitted(gradient[:1], outputs[path].shape)
+        for path, gradient in source.output_gradients.items()
+        if gradient.dim() > 1
+    }
+    return replace(
+        canary,
+        truth=replace(canary.truth, micro_batches=(replace(batch, inputs=inputs, output_gradients=gradients),)),
+        recipe=canary.recipe.model_copy(update={"loss": "pulls"}),
+        facts=canary.facts.model_copy(update={"own_loss": False}),
+    )
+
+
+def _fitted(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Return the gradient at an output of another shape, (1, T, ...).
+
+    Positions are repeated from the beginning. Those at which the gradient is zero at the end, as at padding, are left out.
+
+    Raises:
+        LookupError: the shapes differ in more than the positions.
+    """
+    if gradient.shape == shape:
+        return gradient
+    if gradient.dim() < 3 or gradient.shape[2:] != shape[2:]:
+        raise LookupError("an output has another shape")
+    used = int(gradient.flatten(2).any(dim=2).nonzero()[:, 1].max()) + 1 if bool(gradient.any()) else gradient.shape[1]
+    return gradient[:, torch.arange(shape[1], device=gradient.device) % used]
+
+
 def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> PublicFacts:
     """Return the facts of a canary step.
 
@@ -196,10 +253,19 @@ def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> Publi
     return facts.model_copy(update={"granted": own, "batch_size_bound": bound})
 
 
-def counted_controls(outcomes: Sequence[ControlOutcome]) -> Controls:
-    """Return the counts of both controls over all outcomes."""
+NOT_COMPUTED = "no canary step could be computed on the model of this audit"
+"""Note on a control that was planned and ran on no step."""
+
+
+def counted_controls(outcomes: Sequence[ControlOutcome], planned: int = 0) -> Controls:
+    """Return the counts of both controls over all outcomes.
+
+    Args:
+        outcomes: of the controls that ran.
+        planned: number of controls that were asked for.
+    """
     if not outcomes:
-        return Controls()
+        return Controls(positive=Control(note=NOT_COMPUTED if planned else ""))
     scored = [outcome for outcome in outcomes if outcome.matched_other is not None]
     kinds = {kind: _of_kind(outcomes, kind) for kind in SHOWN_BY}
     return Controls(

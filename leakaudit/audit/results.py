@@ -108,7 +108,7 @@ class ResultsBuilder:
             ),  # rounds of several processes end in any order
             attempts=attempts,
             summaries=summarise(attempts, seeds_of(saved.steps)),
-            controls=counted_controls(saved.controls),
+            controls=counted_controls(saved.controls, self.config.controls),
             coverage=self._coverage(saved, entries, end),
             overhead=end.overhead,
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PLAIN_LINE_SECONDS = 30.0
 """Seconds between two lines of progress if stderr is not a terminal. Our choice: a log shows that the audit runs and stays short."""
 
+UNKNOWN = "time left not known"
+"""Words on a terminal until every attack has run once."""
+
 Pair = tuple[str, str]
 """Attack and defence."""
 
@@ -150,14 +153,16 @@ def _bar(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
         TextColumn("{task.description:18}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
+        TextColumn("attempts,"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]:22}", markup=False),
+        TextColumn("so far,"),
+        TextColumn("{task.fields[left]:21}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task("first step", total=pace.total, completed=pace.done, left="")
+        task = bar.add_task("first step", total=pace.total, completed=pace.done, left=UNKNOWN)
 
         def show(entry: JournalEntry) -> None:
-            bar.update(task, completed=pace.done, description=entry.attempt.attack[:18], left=pace.left())
+            bar.update(task, completed=pace.done, description=entry.attempt.attack[:18], left=pace.left() or UNKNOWN)
 
         yield show
 

@@ -93,21 +93,26 @@ def _judge_kind(kind: Kind, results: Results, policy: Policy, attacks: Iterable[
     """Judge the control of one kind by the best of some attacks."""
     found = results.controls.kinds.get(kind, KindControl())
     ran = {name: found.by[name] for name in attacks if name in found.by}
+    note = "" if results.controls.positive.n else results.controls.positive.note
     verdicts = [
-        _judge_positive(kind, name, own, policy.controls.positive, policy.statistics.confidence)
+        _judge_positive(kind, name, own, policy.controls.positive, policy.statistics.confidence, note)
         for name, own in (ran or {"": Tally()}).items()
     ]
     return max(verdicts, key=lambda verdict: (verdict.state == "ok", verdict.k / max(1, verdict.n), verdict.n))
 
 
 def _judge_positive(
-    kind: Kind, attack: str, control: Tally, asked: PositiveControl, confidence: float
+    kind: Kind, attack: str, control: Tally, asked: PositiveControl, confidence: float, note: str
 ) -> ControlVerdict:
+    """Judge one attack; the note says why no control ran, if it is known."""
     k, n, whom = control.k, control.n, f" by {attack}" if attack else ""
     state: Literal["ok", "not run", "failed"] = "ok"
     if n < asked.steps:
         state = "not run"
-        said = f"The positive control of {kind} ran on {counted(n, 'step')}{whom}; the policy asks for {asked.steps}."
+        why = f": {note}" if note and not n else ""
+        said = (
+            f"The positive control of {kind} ran on {counted(n, 'step')}{whom}{why}; the policy asks for {asked.steps}."
+        )
     elif n == 0:
         said = "No positive control was run, and the policy asks for none."
     else:
