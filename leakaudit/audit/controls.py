@@ -210,7 +210,7 @@ def _with_loss_of(real: ClientStep, canary: ClientStep) -> ClientStep:
     with torch.no_grad():
         outputs = dict(outputs_of(real.model(**inputs)))
     gradients = {
-        path: _fitted(gradient[:1], outputs[path].shape)
+        path: fitted(gradient[:1], outputs[path].shape)
         for path, gradient in source.output_gradients.items()
         if gradient.dim() > 1
     }
@@ -222,7 +222,7 @@ def _with_loss_of(real: ClientStep, canary: ClientStep) -> ClientStep:
     )
 
 
-def _fitted(gradient: Tensor, shape: torch.Size) -> Tensor:
+def fitted(gradient: Tensor, shape: torch.Size) -> Tensor:
     """Return the gradient at an output of another shape, (1, T, ...).
 
     Positions are repeated from the beginning. Those at which the gradient is zero at the end, as at padding, are left out.

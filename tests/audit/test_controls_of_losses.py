@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.audit.audit import Audit
-from leakaudit.audit.controls import NOT_COMPUTED, _fitted
+from leakaudit.audit.controls import NOT_COMPUTED, fitted
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.config.audit import AuditConfig
@@ -66,13 +66,13 @@ def test_a_control_that_cannot_be_computed_says_so(tmp_path: Path, monkeypatch: 
 def test_a_gradient_is_cut_or_repeated_without_its_padding(positions: int, wanted: list[float]) -> None:
     """The third position is padding."""
     gradient = torch.tensor([[[1.0], [2.0], [0.0]]])
-    found: Tensor = _fitted(gradient, torch.Size((1, positions, 1)))
+    found: Tensor = fitted(gradient, torch.Size((1, positions, 1)))
     assert found.flatten().tolist() == wanted
 
 
 def test_an_output_of_another_width_is_not_filled() -> None:
     """Then no control runs."""
     with pytest.raises(LookupError):
-        _fitted(torch.ones(1, 3, 4), torch.Size((1, 3, 5)))
+        fitted(torch.ones(1, 3, 4), torch.Size((1, 3, 5)))
     with pytest.raises(LookupError):
-        _fitted(torch.ones(1, 4), torch.Size((1, 5)))
+        fitted(torch.ones(1, 4), torch.Size((1, 5)))

@@ -15,7 +15,7 @@ from statistics import fmean
 
 import torch
 
-from leakaudit.models.loading import load_tokenizer
+from leakaudit.models.loading import NOTHING_FOREIGN, load_tokenizer
 from leakaudit.plugins import Budget
 from leakaudit.registry import attacks, defenses
 from tests.benchmarks.pure_noise_words import line
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40, help="tokens of a text at most")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    model = tiny.hf.AutoModelForCausalLM.from_pretrained(options.victim).eval()
+    model = tiny.hf.AutoModelForCausalLM.from_pretrained(options.victim, **NOTHING_FOREIGN).eval()
     tokenizer = load_tokenizer(options.victim)
     with options.data.open(encoding="utf-8") as lines:
         texts = [
