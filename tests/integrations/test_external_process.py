@@ -99,7 +99,7 @@ def noisy(before: Weights, after: Weights) -> dict[str, Tensor]:
 
 
 def test_a_clean_round_leaves_once_and_forgeries_do_not(tmp_path: Path) -> None:
-    """Altered, added and missing tensors, another site's round and an older one are blocked."""
+    """Altered and added tensors and an older round are blocked."""
     site = External(tmp_path, **NOISY)
     site.task()
     sent = noisy(*site.train())

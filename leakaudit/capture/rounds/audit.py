@@ -202,23 +202,16 @@ class RoundAudit:
         self.current = None
         seconds = time.monotonic() - run.started
         if completely and run.before is not None:
+            kept, defenses = (lambda: run.recorder.counters.kept > 0), _defenses(run.description)
             self.last = OpenRound(
-                run.number,
-                self.config.out_dir,
-                run.before,
-                self.spool,
-                *_defenses(run.description),
-                self.tasks.add,
-                kept=lambda: run.recorder.counters.kept > 0,
+                run.number, self.config.out_dir, run.before, self.spool, *defenses, self.tasks.add, kept
             )
         self.tasks.add(functools.partial(self._count_written, run, seconds))
 
     def _count_written(self, run: RoundRun, seconds: float) -> None:
         run.recorder.written(PATIENCE_SECONDS)
         try:
-            if self.config.sent_elsewhere and run.before is not None and run.recorder.counters.kept:
-                listed = run.before.listed(*_defenses(run.description))
-                write_round_tensors(self.spool.snapshot_folder(run.number), listed)
+            _list_tensors(self, run)
         finally:
             self._count(run.totals(seconds))
 
@@ -306,6 +299,13 @@ class RoundAudit:
             self.side.wait_then_leave(self.config.wait_at_end_s)
         elif self.side.ensure():
             self.side.leave_alone()
+
+
+def _list_tensors(audit: RoundAudit, run: RoundRun) -> None:
+    """Write the list of a kept round's tensors, if another process sends it."""
+    if audit.config.sent_elsewhere and run.before is not None and run.recorder.counters.kept:
+        listed = run.before.listed(*_defenses(run.description))
+        write_round_tensors(audit.spool.snapshot_folder(run.number), listed)
 
 
 def _defenses(run: RunDescription) -> tuple[tuple[DeclaredDefense, ...], tuple[DeclaredDefense, ...]]:
