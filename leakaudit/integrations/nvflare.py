@@ -2,8 +2,8 @@
 
     job.to(LeakAuditFilter("leakaudit-audit"), "site-1", filter_type=FilterType.TASK_RESULT, tasks=["train"])
 
-The training script of the client keeps its rounds with a `LeakAuditCallback` whose `out_dir` is `site_folder("leakaudit-audit", site)`. As
-the last filter of a task result, this one sees what is sent after all others. It makes a new result from copies of what may leave:
+The training script of the client keeps its rounds with `LeakAuditCallback(round_config("leakaudit-audit"))`, in the client's process or in an
+external one, whose rounds the filter finds on the disk. As the last filter of a task result, this one sees what is sent after all others. It makes a new result from copies of what may leave:
 weights of the round, or their differences, which the attacks on the round have judged; tensors of the model that are as they were before the
 round; and a few single numbers. Everything else blocks the transmission, and so does whatever cannot be judged.
 """
