@@ -38,7 +38,7 @@ def test_a_tensor_as_it_was_is_known_in_every_type_of_weights(listed: RoundTenso
 
 
 @pytest.mark.parametrize(
-    "name, sent, differences",
+    ("name", "sent", "differences"),
     [
         ("frozen", FROZEN + torch.tensor([[0.0, 0.0], [0.0, 1e-6]]), False),
         ("frozen", FROZEN.flip(0), False),
