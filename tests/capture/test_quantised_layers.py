@@ -45,6 +45,14 @@ def _some_trained(model: Any) -> Any:
     return model
 
 
+def _without_a(model: Any) -> Any:
+    """Freeze every A, as FFA-LoRA does."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            parameter.requires_grad_(False)
+    return model
+
+
 CLIENTS: dict[str, Callable[[], Any]] = {
     "4 bits": lambda: _lora(quantised(llama(), FourBits)),
     "4 bits that multiply in bfloat16, in a float32 model": lambda: _lora(
@@ -63,6 +71,7 @@ CLIENTS: dict[str, Callable[[], Any]] = {
     "ranks by layer": lambda: _lora(
         quantised(llama(), FourBits), rank_pattern={"v_proj": 3}, alpha_pattern={"v_proj": 5}
     ),
+    "only B is trained": lambda: _without_a(_lora(quantised(llama(), FourBits))),
     "packed numbers in buffers": lambda: _some_trained(quantised(llama(), InBuffers)),
 }
 
@@ -208,6 +217,28 @@ def test_a_layer_whose_matrix_cannot_be_read_is_refused_by_name() -> None:
     model = quantised(llama(), NoLayer)
     with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.q_proj' \(NoLayer\) .*bfloat16"):
         Fit.of(model, ModelRecipe.of(model))
+
+
+class Inside(torch.Tensor):
+    """A tensor that says bfloat16 and holds other numbers, as those of torchao."""
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size) -> Any:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(cls, shape, dtype=torch.bfloat16)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return Inside(args[0].shape)
+
+
+def test_a_tensor_that_packs_numbers_inside_is_refused_by_name() -> None:
+    """It looks like an ordinary matrix, and no layer says what it is."""
+    model = llama()
+    layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
+    layer.weight = nn.Parameter(Inside(layer.weight.shape), requires_grad=False)
+    with pytest.raises(ModelError, match=r"q_proj.weight' is quantised inside a tensor of the kind Inside"):
+        Fit.of(model, ModelRecipe.of(llama()))
 
 
 def test_a_resized_layer_is_no_quantised_one() -> None:
