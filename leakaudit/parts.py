@@ -1,4 +1,4 @@
-"""What the extra `leakaudit[audit]` installs, and what to type where a part of it is missing.
+"""Parts of the extra `leakaudit[audit]`, and what to type without them.
 
 Gate, report and history need none of it. Capture and attacks need all of it, and use the torch that is there.
 """
