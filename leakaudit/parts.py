@@ -32,7 +32,9 @@ _NEEDED = ("torch", "transformers", *sorted({*OF_AUDIT} - {"torch", "transformer
 
 
 def require_audit(who: str) -> None:
-    """Refuse to go on where a part of an audit is missing, before anything of it is imported.
+    """Refuse to go on where a part of an audit is missing.
+
+    Nothing of the parts is imported for that.
 
     Args:
         who: asks for it, such as `leakaudit.callbacks`.
@@ -46,7 +48,7 @@ def require_audit(who: str) -> None:
 
 
 def missing_part(error: ImportError, who: str) -> str | None:
-    """Return the sentence for an import that failed because a part of an audit is missing.
+    """Return the sentence for an import of a part that is missing.
 
     None if it failed for another reason, such as a part that is broken.
     """

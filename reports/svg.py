@@ -168,7 +168,10 @@ def lower_axis(ticks: Sequence[Tick], width: float, y: float, title: str = "") -
 
 
 def left_axis(ticks: Sequence[Tick], width: float, height: float) -> str:
-    """Return a vertical axis with labels on its left, and a hairline across the frame at each tick."""
+    """Return a vertical axis with labels on its left.
+
+    A hairline crosses the frame at each tick.
+    """
     parts = [hairline((0, tick.at), (width, tick.at), HAIRLINE) for tick in ticks]
     parts.append(hairline((0, 0), (0, height), BAND))
     for tick in ticks:

@@ -85,7 +85,7 @@ def test_an_extra_of_an_audit_brings_the_audit(extra: str) -> None:
 
 
 def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path) -> None:
-    """Gate, report with its charts, comparison, index, schema: in one process, as it is installed."""
+    """Gate, report with its charts, comparison, index and schema."""
     two_audits(tmp_path)
     code = (
         "import sys\nfrom leakaudit.cli import main\n"
@@ -159,7 +159,7 @@ def test_a_broken_part_is_not_called_missing(light: Path, tmp_path: Path) -> Non
 
 @pytest.mark.integrations
 def test_the_built_wheel_is_light_in_an_environment_of_its_own(tmp_path: Path) -> None:
-    """Installed by pip from the registry; megabytes and seconds are printed (`-s` shows them)."""
+    """Pip installs it from the registry; `-s` shows megabytes and seconds."""
     source = tmp_path / "source"
     _copy(source)
     _ran(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(source))
@@ -173,7 +173,7 @@ def test_the_built_wheel_is_light_in_an_environment_of_its_own(tmp_path: Path) -
         "from importlib.metadata import distributions as d\nprint(sum(p.stat().st_size for one in d() "
         "if one.metadata['Name'] not in ('pip', 'setuptools') for f in one.files or () if (p := f.locate()).is_file()))"
     )
-    megabytes = int(_ran(str(python), "-c", code).stdout) / 1e6
+    megabytes = int(_ran(str(python), "-I", "-c", code).stdout) / 1e6
     print(f"installed: {megabytes:.1f} MB")
     assert megabytes < MOST_MB
     two_audits(tmp_path)

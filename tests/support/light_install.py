@@ -1,4 +1,4 @@
-"""An installation without torch: the packages that the project itself asks for, and nothing of any extra."""
+"""An installation without torch: what the project asks for, and no extra."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def light_packages(folder: Path) -> Path:
 
 
 def light_python(packages: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python with these packages, the standard library and our checkout, and nothing else."""
+    """Run Python with these packages and our checkout, and nothing else."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)])}
     return subprocess.run(
         [sys.executable, "-S", *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
