@@ -36,12 +36,12 @@ def drawn(chart: str, tag: str, **attributes: str) -> list[dict[str, str]]:
     return [one for one in found if wanted.items() <= one.items()]
 
 
-def places(elements: list[dict[str, str]]) -> list[tuple[float, float]]:
-    """Return where elements were moved to."""
-    return [tuple(map(float, re.findall(r"[-\d.]+", one["transform"]))) for one in elements]  # type: ignore[misc]
+def places(elements: list[dict[str, str]]) -> list[Any]:
+    """Return where elements were moved to, each as a pair (x, y)."""
+    return [tuple(map(float, re.findall(r"[-\d.]+", one["transform"]))) for one in elements]
 
 
-def marks(chart: str, **attributes: str) -> list[tuple[float, float]]:
+def marks(chart: str, **attributes: str) -> list[Any]:
     """Return the middles of the marks with some attributes."""
     return places([one for one in drawn(chart, "path", **attributes) if "transform" in one])
 

@@ -18,7 +18,8 @@ from leakaudit.reports import write_report
 from leakaudit.reports.allowlist import without_paths
 from leakaudit.reports.charts import COLOURS
 from leakaudit.reports.sections.trend import MOST_SMALL
-from leakaudit.reports.trend_chart import LETTER, place
+from leakaudit.reports.svg import LETTER
+from leakaudit.reports.trend_chart import place
 from leakaudit.results.files import to_json
 from tests.support.factories import NOW, audit
 from tests.support.nights import gap, night, night_id, rate, thirty_nights
