@@ -3,14 +3,19 @@
 A layer of bitsandbytes, GPTQ, AWQ or HQQ stores packed integers, but it computes x W^T + b with a matrix W that can be read from its
 outputs: the outputs for the unit vectors, without the bias, are the columns of W. So no library of quantised layers has to be known. Layers
 that do more than that, such as 8-bit layers that round their inputs, are recognised by their outputs, too (`QuantisedLayer.is_linear`).
+
+Layers whose class no installed distribution defines are code of the user's, which does not run a second time: they are refused.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -197,6 +202,11 @@ def _described(name: str, layer: nn.Module, made: nn.Module, types: list[torch.d
     if any(p.requires_grad for p in layer.parameters()):
         raise ModelError(f"{name!r} stores packed numbers and is trained; train adapters on it instead")
     packed = frozenset(f"{name}.{own}" for own, _ in tensors if own != "bias")
+    if not all(is_installed(kind) for kind in type(layer).__mro__):
+        raise ModelError(
+            f"{name!r} ({type(layer).__name__}) stores packed numbers and is of your own code, which does not run a second time in the training "
+            "process; install the package that defines the layer, or train the adapters on the model in bfloat16"
+        )
     width = shape[0] if transposed else shape[1]
     for given in dict.fromkeys([*types[:1], torch.float32, torch.bfloat16, torch.float16]):
         try:
@@ -208,6 +218,18 @@ def _described(name: str, layer: nn.Module, made: nn.Module, types: list[torch.d
         f"{name!r} ({type(layer).__name__}) stores packed numbers, and its matrix cannot be read: it does not multiply vectors of {width} "
         "numbers. Train the adapters on the model in bfloat16 to audit the run"
     )
+
+
+def is_installed(kind: type) -> bool:
+    """Return whether an installed distribution or Python defines a class."""
+    package = kind.__module__.partition(".")[0]
+    return package in sys.stdlib_module_names or package in installed_packages()
+
+
+@cache
+def installed_packages() -> frozenset[str]:
+    """Return the names of the packages that distributions have installed."""
+    return frozenset(metadata.packages_distributions())
 
 
 def _answers(layer: nn.Module, width: int, height: int, given: torch.dtype) -> tuple[torch.dtype, bool]:

@@ -20,6 +20,7 @@ from leakaudit.audit.stamp import stamp_of
 from leakaudit.capture.fitness import Fit
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import ModelError
+from leakaudit.models import quantised_layers as quantised_module
 from leakaudit.models.quantised_layers import QuantisedLayer, quantised_layers
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.results.schema import VerificationStatus
@@ -32,6 +33,13 @@ from tests.support.tiny_trainer import kept, stamp
 peft: Any = pytest.importorskip("peft")
 
 BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the layers of these tests count as those of an installed package."""
+    found = quantised_module.installed_packages() | {"tests"}
+    monkeypatch.setattr(quantised_module, "installed_packages", lambda: found)
 
 
 def _lora(model: Any, **more: Any) -> Any:
@@ -245,3 +253,13 @@ def test_a_resized_layer_is_no_quantised_one() -> None:
     """Its matrix has ordinary numbers, and the check of shapes speaks."""
     made: Any = nn.Sequential(nn.Linear(10, 6))
     assert _layers(nn.Sequential(nn.Linear(10, 7).requires_grad_(False)), made) == {}
+
+
+def test_a_layer_of_the_users_own_code_is_refused_and_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    calls: list[object] = []
+    monkeypatch.setattr(FourBits, "forward", lambda *given: calls.append(given))
+    recipe = ModelRecipe.of(llama())
+    with pytest.raises(ModelError, match=r"of your own code, which does not run a second time"):
+        Fit.of(quantised(llama(), FourBits), recipe)
+    assert calls == []
