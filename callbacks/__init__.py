@@ -1,6 +1,6 @@
 """Callbacks: one adapter per training framework.
 
-An adapter keeps real client steps of a training run. Nothing is imported here, so that no adapter imports another's framework:
+An adapter keeps real client steps of a training run. No framework is imported here, so that no adapter imports another's framework:
 
     from leakaudit.callbacks.hf_trainer import LeakAuditCallback           # Hugging Face Trainer
     from leakaudit.callbacks.lightning_trainer import LeakAuditCallback    # Lightning Trainer
@@ -10,4 +10,8 @@ An adapter keeps real client steps of a training run. Nothing is imported here, 
 `docs/capture.md` says which frameworks and features were tried.
 """
 
+from leakaudit.parts import require_audit
+
 __all__ = ["hf_trainer", "lightning_trainer", "rounds", "torch_loop"]
+
+require_audit(__name__)

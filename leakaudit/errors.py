@@ -4,6 +4,7 @@
       ConfigError                   a YAML file, a policy or a command-line option is wrong
         UnknownPluginError          no attack, defence, metric or prior has that name
       PluginError                   a plugin's file or package does not register what it should
+      MissingPartError              a part of the extra `leakaudit[audit]` is not installed; also an ImportError
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
         ModelNotVouchedError        a snapshot names code that makes its model, and the user did not name that code
         AnatomyError                a model's parts cannot be found by structure
@@ -47,6 +48,10 @@ class UnknownPluginError(ConfigError):
 
 class PluginError(LeakAuditError):
     """A plugin's file or package does not register what it should."""
+
+
+class MissingPartError(LeakAuditError, ImportError):
+    """A part of an audit is not installed; the message says what to type."""
 
 
 class ModelError(LeakAuditError):

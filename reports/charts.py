@@ -1,4 +1,4 @@
-"""Charts as inline SVG, drawn by Vega-Lite through vl-convert.
+"""Charts as inline SVG.
 
 They hold no script and no style attribute, and load nothing.
 
@@ -9,19 +9,37 @@ with the same data.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-INK, MUTED, HAIRLINE = "#23211e", "#5e5a52", "#dcd7cb"
+from leakaudit.reports.svg import (
+    AXIS_ROOM,
+    BAND,
+    HAIRLINE,
+    INK,
+    LETTER,
+    MUTED,
+    Margins,
+    Tick,
+    bar,
+    hairline,
+    left_axis,
+    line,
+    lower_axis,
+    middle_text,
+    picture,
+    polyline,
+    symbol,
+    text,
+)
+
 LEAK, WORDS, LABELS = "#a11d1d", "#ad4324", "#8c5a3c"
 """Colours of leaked sentences, words and labels, from the worst to the least."""
-CLEAN, LATE, CRASH, BAND = "#17603c", "#7d4a00", "#54308a", "#b9b2a3"
-"""Further colours. The style sheet repeats all these values: change them in both places (a test compares them)."""
+CLEAN, LATE, CRASH = "#17603c", "#7d4a00", "#54308a"
+"""Further colours. The style sheet repeats these values and those of `svg`: change them in both places (a test compares them)."""
 
 COLOURS = (INK, MUTED, HAIRLINE, LEAK, WORDS, LABELS, CLEAN, LATE, CRASH, BAND)
 
@@ -41,15 +59,16 @@ STATES: dict[str, tuple[str, str, bool]] = {
 }
 """Cell state -> shape, colour, whether the shape is filled."""
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""Name of the schema, which is never fetched. The tests check each specification against it with Altair."""
-
 _MOST_TEXT = 26
-_LEFT = {"minExtent": 170, "maxExtent": 170, "labelLimit": 0}
-"""Fixed room for names, in pixels, so that the layout does not depend on the fonts of the machine that draws."""
-_WIDEST_DIGIT = 4
-"""Further room for each character of a note, in pixels: the font of the reader may be wider than that of the machine that draws."""
-_FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
+_NAMES = 174
+"""Room for the names of rows on the left, in pixels: fixed, so that charts below each other stand in line."""
+_AIR = 4
+"""Around a chart, in pixels."""
+_HALF_LABEL = 6
+"""Half the height of a label, in pixels."""
+_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_ROW = 26
+"""Height of a row of marks, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -96,33 +115,22 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
         title: what the chart says, in a sentence.
         share: title of the axis.
     """
-    x = _step_axis(sorted({point.step for point in points}))
+    width, height = 560, 180
+    axis = _StepAxis.of(sorted({point.step for point in points}), width)
+    drawn = [_share_axis(share, width, height), axis.drawn(height)]
     attacks = list(dict.fromkeys(point.attack for point in points))
-    colours = [LINE_COLOURS[turn % len(LINE_COLOURS)] for turn in range(len(attacks))]
-    shapes = [LINE_SHAPES[turn % len(LINE_SHAPES)] for turn in range(len(attacks))]
-    named: dict[str, Any] = {"field": "attack", "type": "nominal"}
-    legend = {"title": None, "labelLimit": 0, "labelColor": MUTED, "labelFontSize": 12, "orient": "right"}
-    chart = {
-        "width": 560,
-        "height": 180,
-        "data": {"values": [{"step": p.step, "attack": _clip(p.attack), "share": p.share} for p in points]},
-        "mark": {"type": "line", "strokeWidth": 1.5, "point": {"filled": True, "opacity": 1, "size": 50}},
-        "encoding": {
-            "x": x,
-            "y": _percent_axis("share", share),
-            "color": named
-            | {
-                "scale": {"domain": [_clip(a) for a in attacks], "range": colours},
-                "legend": legend,
-            },
-            "shape": named
-            | {
-                "scale": {"domain": [_clip(a) for a in attacks], "range": shapes},
-                "legend": legend,
-            },
-        },
-    }
-    return draw(chart, title)
+    for turn, attack in enumerate(attacks):
+        colour, shape = LINE_COLOURS[turn % len(LINE_COLOURS)], LINE_SHAPES[turn % len(LINE_SHAPES)]
+        mine = sorted((point.step, point.share) for point in points if point.attack == attack)
+        places = [(axis.at(step), height * (1 - share)) for step, share in mine]
+        drawn.append(polyline(places, colour))
+        drawn += [symbol(shape, 50, place, fill=colour) for place in places]
+        row = _HALF_LABEL + turn * 16
+        drawn.append(symbol(shape, 90, (width + 24, row), fill=colour))
+        drawn.append(middle_text(_clip(attack), (width + 34, row), colour=MUTED))
+    right = 34 + LETTER * max(len(_clip(attack)) for attack in attacks) + _AIR
+    below = max(2 * AXIS_ROOM, len(attacks) * 16 - height) + _AIR
+    return picture(drawn, (width, height), Margins(_NAMES, _AIR + _HALF_LABEL, right, below), title)
 
 
 def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
@@ -136,197 +144,97 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
         title: what the chart says, in a sentence.
         share: title of the axis of the share.
     """
+    width, above = 640, 90
     steps = sorted({mark.step for mark in marks})
-    x = _step_axis(steps)
+    axis = _StepAxis.of(steps, width)
     size = 90 if len(steps) <= 40 else 36
-    above = {
-        "height": 90,
-        "width": 640,
-        "layer": [
-            {
-                "data": {"values": [{"step": s} for s, value in shares if value is None]},
-                "mark": {"type": "rule", "strokeDash": [2, 3], "color": BAND},
-                "encoding": {"x": x | {"axis": None}},
-            },
-            {
-                "data": {"values": [{"step": s, "share": value} for s, value in shares if value is not None]},
-                "encoding": {"x": x | {"axis": None}, "y": _percent_axis("share", share)},
-                "layer": [
-                    {"mark": {"type": "rule", "color": MUTED, "strokeWidth": 1.5}},
-                    {"mark": {"type": "point", "filled": True, "opacity": 1, "color": INK, "size": size * 0.6}},
-                ],
-            },
-        ],
-    }
-    attacks = [_clip(name) for name in dict.fromkeys(mark.attack for mark in marks)]
-    seen = [name for name in STATES if any(mark.state == name for mark in marks)]
-    below = {
-        "width": 640,
-        "height": {"step": 26},
-        "data": {"values": [{"step": m.step, "attack": _clip(m.attack), "state": m.state} for m in marks]},
-        "layer": [_state_layer(state, x, attacks, size) for state in seen],
-    }
-    return draw({"vconcat": [above, below], "spacing": 8}, title)
+    drawn = [_share_axis(share, width, above)]
+    drawn += [line((axis.at(s), 0), (axis.at(s), above), BAND, dash="2,3") for s, value in shares if value is None]
+    known = [(axis.at(step), above * (1 - value)) for step, value in shares if value is not None]
+    drawn += [line(place, (place[0], above), MUTED, 1.5) for place in known]
+    drawn += [symbol("circle", size * 0.6, place, fill=INK) for place in known]
+    rows = {attack: above + 8 + _ROW * (n + 0.5) for n, attack in enumerate(dict.fromkeys(m.attack for m in marks))}
+    for attack, y in rows.items():
+        drawn += [hairline((0, y), (width, y), HAIRLINE), middle_text(_clip(attack), (-2, y), "end", MUTED)]
+    height = above + 8 + _ROW * len(rows)
+    drawn.append(axis.drawn(height))
+    for one in marks:
+        shape, colour, filled = STATES[one.state]
+        place = axis.at(one.step), rows[one.attack]
+        drawn.append(symbol(shape, size, place, fill=colour if filled else None, stroke=colour))
+    room = Margins(_NAMES, _AIR + _HALF_LABEL, _AIR, 2 * AXIS_ROOM + _AIR)
+    return picture(drawn, (width, height), room, title)
 
 
-_DOTS: dict[str, dict[str, Any]] = {
-    "leak": {"shape": "square", "color": LEAK},
-    "clean": {"shape": "circle", "color": CLEAN},
-    "open": {"shape": "circle", "filled": False, "stroke": LATE, "strokeWidth": 1.6, "fill": "transparent"},
-}
-"""An undecided rate is drawn as a hollow dot, because more time or more steps might change it."""
+_DOTS = {"leak": ("square", LEAK, None), "clean": ("circle", CLEAN, None), "open": ("circle", None, LATE)}
+"""What was found -> shape, colour inside and colour of the edge. An undecided rate is drawn as a hollow dot, because more time or more
+steps might change it."""
 
 
 def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, title: str) -> Markup:
     """Draw rates with their bounds, one per row, against a limit."""
-    rows = [
-        {
-            "name": _clip(bar.name),
-            "rate": bar.rate,
-            "lower": bar.rate if bar.lower is None else bar.lower,
-            "upper": bar.rate if bar.upper is None else bar.upper,
-            "note": bar.note,
-            "found": bar.found,
-        }
-        for bar in bars
-    ]
-    one = len(rows) == 1 and not rows[0]["name"]
-    y: dict[str, Any] = {
-        "field": "name",
-        "type": "nominal",
-        "sort": None,
-        "axis": None if one else {"title": None, "domain": False, "ticks": False, "labelPadding": 12} | _LEFT,
-    }
-    x = _percent_axis("rate", None)
-    dot: dict[str, Any] = {"type": "point", "opacity": 1, "filled": True, "size": 130}
-    # no bar may cross the note: it is right of the rows, or above a single row, on the side without the limit's name
+    one = len(bars) == 1 and not bars[0].name
     width = 640 if one else 520
-    aside: dict[str, Any] = {"align": "left", "x": width + 12}
-    if one:
-        left = limit is not None and limit >= 0.5
-        aside = {"align": "left" if left else "right", "x": 0 if left else width, "baseline": "bottom"}
-    layers: list[dict[str, Any]] = [
-        {
-            "mark": {"type": "bar", "height": 10, "color": BAND, "cornerRadius": 5},
-            "encoding": {"x": x | {"field": "lower"}, "x2": {"field": "upper"}, "y": y},
-        },
-        *(
-            {
-                "transform": [{"filter": f"datum.found === {json.dumps(found)}"}],
-                "mark": dot | looks,
-                "encoding": {"x": x, "y": y},
-            }
-            for found, looks in _DOTS.items()
-        ),
-        {
-            "mark": {"type": "text", "color": INK, "fontSize": 12} | aside,
-            "encoding": {"y": y, "text": {"field": "note"}} | ({"y": {"value": -7}} if one else {}),
-        },
-    ]
+    row = 34
+    height = row * len(bars)
+    drawn = [hairline((width * at, 0), (width * at, height), HAIRLINE) for at in _QUARTERS]
+    drawn.append(lower_axis([Tick(width * at, f"{at:.0%}") for at in _QUARTERS], width, height))
+    for n, rate in enumerate(bars):
+        y = row * (n + 0.5)
+        low, high = (rate.rate if bound is None else bound for bound in (rate.lower, rate.upper))
+        shape, fill, stroke = _DOTS[rate.found]
+        drawn.append(bar(width * low, width * high, y, 10, BAND))
+        drawn.append(symbol(shape, 130, (width * rate.rate, y), fill=fill, stroke=stroke))
+        # no bar may cross the note: it is right of the rows, or above a single row, on the side without the limit's name
+        if not one:
+            drawn.append(middle_text(_clip(rate.name), (-12, y), "end", MUTED))
+            drawn.append(middle_text(rate.note, (width + 12, y)))
+        elif limit is not None and limit >= 0.5:
+            drawn.append(text(rate.note, (0, -10)))
+        else:
+            drawn.append(text(rate.note, (width, -10), "end"))
     if limit is not None:
-        line = {"data": {"values": [{"limit": limit, "text": limit_name}]}}
-        at = {"x": {"field": "limit", "type": "quantitative"}}
-        layers.append(line | {"mark": {"type": "rule", "color": INK, "strokeWidth": 2}, "encoding": at})
-        above = {"type": "text", "y": -7, "color": INK, "fontSize": 12, "fontWeight": 600, "baseline": "bottom"}
-        side = {"align": "left", "dx": -2} if limit < 0.5 else {"align": "right", "dx": 2}
-        layers.append(line | {"mark": above | side, "encoding": at | {"text": {"field": "text"}}})
-    height: Any = 34 if one else {"step": 34}
-    room = 0 if one else max(len(bar.note) for bar in bars) * _WIDEST_DIGIT
-    return draw({"width": width, "height": height, "data": {"values": rows}, "layer": layers}, title, room=room)
+        x = width * limit
+        drawn.append(line((x, 0), (x, height), INK, 2))
+        left = limit < 0.5
+        drawn.append(text(limit_name, (x - 2 if left else x + 2, -10), "start" if left else "end", bold=True))
+    notes = LETTER * max(len(rate.note) for rate in bars) + 12
+    half = LETTER * 2  # of the label 100%, which stands in the middle below its tick
+    room = Margins(half if one else _NAMES, 24, half if one else notes + _AIR, AXIS_ROOM + _AIR)
+    return picture(drawn, (width, height), room, title)
 
 
-def _state_layer(state: str, x: dict[str, Any], attacks: Sequence[str], size: float) -> dict[str, Any]:
-    shape, colour, filled = STATES[state]
-    return {
-        "transform": [{"filter": f"datum.state === {json.dumps(state)}"}],
-        "mark": {
-            "type": "point",
-            "shape": shape,
-            "size": size,
-            "opacity": 1,
-            "strokeWidth": 1.6,
-            "stroke": colour,
-            "fill": colour if filled else "transparent",
-        },
-        "encoding": {
-            "x": x,
-            "y": {
-                "field": "attack",
-                "type": "nominal",
-                "scale": {"domain": list(attacks)},
-                "axis": {"title": None, "domain": False, "ticks": False, "grid": True} | _LEFT,
-            },
-        },
-    }
+@dataclass(frozen=True)
+class _StepAxis:
+    """An axis of training steps, with a little room at both ends."""
+
+    steps: Sequence[int]
+    start: int
+    end: int
+    width: float
+
+    @classmethod
+    def of(cls, steps: Sequence[int], width: float) -> _StepAxis:
+        pad = max(1, round(0.03 * (steps[-1] - steps[0])))
+        return cls(steps, steps[0] - pad, steps[-1] + pad, width)
+
+    def at(self, step: int) -> float:
+        """Return the place of a step, in pixels."""
+        return self.width * (step - self.start) / (self.end - self.start)
+
+    def drawn(self, y: float) -> str:
+        """Return the axis, with every audited step as a tick, or every n-th.
+
+        That is if there are more than twelve steps. Gaps of one size hide no step between others.
+        """
+        shown = self.steps[:: -(-len(self.steps) // 12)]
+        return lower_axis([Tick(self.at(step), str(step)) for step in shown], self.width, y, "training step")
 
 
-def _percent_axis(field: str, title: str | None) -> dict[str, Any]:
-    upright = {"titleAngle": 0, "titleAlign": "right", "titleX": -48, "titleY": 45, "titleBaseline": "middle"} | _LEFT
-    extra = upright if title is not None else {}  # only the upright axis has a title
-    return {
-        "field": field,
-        "type": "quantitative",
-        "scale": {"domain": [0, 1]},
-        "axis": {"format": ".0%", "title": title, "values": [0, 0.25, 0.5, 0.75, 1]} | extra,
-    }
-
-
-def _step_axis(steps: Sequence[int]) -> dict[str, Any]:
-    """Return the axis of training steps, with a little room at both ends."""
-    pad = max(1, round(0.03 * (steps[-1] - steps[0])))
-    return {
-        "field": "step",
-        "type": "quantitative",
-        "scale": {"domain": [steps[0] - pad, steps[-1] + pad], "nice": False},
-        "axis": {"title": "training step", "format": "d", "grid": False, "tickMinStep": 1, "values": _ticks(steps)},
-    }
-
-
-def _ticks(steps: Sequence[int]) -> list[int]:
-    """Return the places of the ticks: every audited step, or every n-th.
-
-    That is if there are more than twelve steps. Gaps of one size hide no step between others.
-    """
-    return list(steps[:: -(-len(steps) // 12)])
+def _share_axis(title: str, width: float, height: float) -> str:
+    ticks = [Tick(height * (1 - at), f"{at:.0%}") for at in _QUARTERS]
+    return left_axis(ticks, width, height) + middle_text(title, (-48, 45), "end", MUTED)
 
 
 def _clip(name: str) -> str:
     return name if len(name) <= _MOST_TEXT else name[: _MOST_TEXT - 1] + "…"
-
-
-def draw(spec: dict[str, Any], title: str, description: str = "", room: int = 0) -> Markup:
-    """Return the SVG of a Vega-Lite specification as a picture.
-
-    Args:
-        spec: the specification.
-        title: name of the picture, for people who use a screen reader.
-        description: the same as the picture in words, if the name does not say it.
-        room: further pixels at the right.
-    """
-    import vl_convert
-
-    axis = {
-        "labelColor": MUTED,
-        "titleColor": MUTED,
-        "gridColor": HAIRLINE,
-        "domainColor": BAND,
-        "tickColor": BAND,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
-    padding = {"left": 4, "top": 4, "bottom": 4, "right": 4 + room}
-    whole = (
-        {"padding": padding}
-        | spec
-        | {
-            "$schema": SCHEMA,
-            "background": "transparent",
-            "config": {"aria": False, "font": _FONT, "view": {"stroke": None}, "axis": axis},
-        }
-    )
-    drawn = vl_convert.vegalite_to_svg(whole)
-    drawn = re.sub(r' (?:pointer-events|aria-[a-z]+|role|class|xmlns:xlink)="[^"]*"', "", drawn)
-    drawn = re.sub(r"<path d=\"(?:M0,0h0v0h0Z)?\"[^>]*/>", "", drawn)  # frames that draw nothing
-    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
-    return Markup(drawn.replace(">", f"><desc>{escape(description)}</desc>", 1) if description else drawn)

@@ -6,33 +6,52 @@ small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Literal
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Literal
 
 from markupsafe import Markup
 
 from leakaudit.gate.wording import percent
-from leakaudit.reports.charts import BAND, CLEAN, INK, LATE, LEAK, MUTED, draw
+from leakaudit.reports.charts import CLEAN, LATE, LEAK
+from leakaudit.reports.svg import (
+    AXIS_ROOM,
+    BAND,
+    INK,
+    LETTER,
+    MUTED,
+    Margins,
+    Tick,
+    area,
+    left_axis,
+    line,
+    lower_axis,
+    middle_text,
+    picture,
+    symbol,
+)
 
 State = Literal["leak", "open", "clean"]
 
-LOOKS: dict[State, dict[str, Any]] = {
-    "leak": {"shape": "square", "fill": LEAK, "stroke": LEAK},
-    "open": {"shape": "triangle-up", "fill": "transparent", "stroke": LATE},
-    "clean": {"shape": "circle", "fill": "transparent", "stroke": CLEAN},
+LOOKS: dict[State, tuple[str, str, bool]] = {
+    "leak": ("square", LEAK, True),
+    "open": ("triangle-up", LATE, False),
+    "clean": ("circle", CLEAN, False),
 }
-"""What a night found -> its mark. `open`: nothing leaked, and some steps could not be judged."""
+"""What a night found -> shape, colour, whether the shape is filled. `open`: nothing leaked, and some steps could not be judged."""
 
-LETTER = 7.4
-"""Width that we reserve for a letter of 12 pixels. Our choice: the mean of Helvetica is 6.2, and some browsers have a wider font."""
+_LEFT = 44
+"""Room for the labels of the axis of rates, in pixels."""
 _RIGHT = 22
 """Room on the right for the half of the last date that stands over the chart, in pixels."""
 _LANE = 15
 """Height of a line of labels above the chart, in pixels."""
 _MOST_LANES = 6
 _CROSS = "M-1,-1L1,1M1,-1L-1,1"
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 @dataclass(frozen=True)
@@ -143,55 +162,59 @@ def trend_chart(marks: Sequence[NightMark], size: Size, period: timedelta, title
         description: what it says, in words.
     """
     half = period / 2
-    start, end = marks[0].at - half, marks[-1].at + half
-    x = _time_axis(marks, size, start, end)
-    versions = size.words and any(mark.new_version for mark in marks)
-    x["axis"]["offset"] = 32 if versions else 18
-    rows = [_row(mark, half) | {"part": part} for mark, part in zip(marks, _parts(marks), strict=True)]
-    lines = [(_across(mark.at - half, start, end) * size.width, mark.changed) for mark in marks if mark.changed]
-    layers = [
-        _gap_lines(x, size),
-        _band(rows, x, size),
-        *_limit(marks, half, x, size),
-        *_breaks(lines, size),
-        *(_points(state, x, size) for state in LOOKS),
-        _event("gap", _CROSS, MUTED, size.height + 11, x, size),
+    axis = _NightAxis(marks[0].at - half, marks[-1].at + half, size)
+    breaks = [(axis.at(mark.at - half), mark.changed) for mark in marks if mark.changed]
+    names = place(breaks, size.width) if size.words else []
+    below = size.height + (32 if size.words and any(mark.new_version for mark in marks) else 18)
+    drawn = [
+        left_axis([Tick(_height(rate, size), f"{rate:.0%}") for rate in size.ticks], size.width, size.height),
+        lower_axis(axis.ticks(marks), size.width, below),
+        *_gap_lines(marks, axis),
+        *_bands(marks, half, axis),
+        *_limits(marks, half, axis),
+        *_breaks(breaks, names, size),
+        *(_night(mark, axis) for mark in marks if mark.rate is not None),
+        *_events(marks, axis),
     ]
-    if size.words:
-        layers.append(_event("worse", "triangle-down", LEAK, size.height + 11, x, size))
-        layers.append(_event("version", "diamond", INK, size.height + 25, x, size))
-    spec = {
-        "width": size.width,
-        "height": size.height,
-        "padding": {"left": 4, "top": 4, "bottom": 4, "right": max(_RIGHT, size.limit_room)},
-        "autosize": {"type": "pad", "contains": "content"},
-        "data": {"values": rows},
-        "layer": layers,
-    }
-    return draw(spec, title, description)
+    lanes = max((label.lane + 1 for label in names), default=0)
+    room = Margins(_LEFT, max(10, 4 + _LANE * lanes), max(_RIGHT, size.limit_room), below - size.height + AXIS_ROOM + 4)
+    return picture(drawn, (size.width, size.height), room, title, description)
 
 
-def _across(moment: datetime, start: datetime, end: datetime) -> float:
-    return (moment - start) / (end - start)
+@dataclass(frozen=True)
+class _NightAxis:
+    """The axis of time."""
+
+    start: datetime
+    end: datetime
+    size: Size
+
+    def at(self, moment: datetime) -> float:
+        """Return the place of a moment, in pixels."""
+        return self.size.width * ((moment - self.start) / (self.end - self.start))
+
+    def ticks(self, marks: Sequence[NightMark]) -> list[Tick]:
+        """Return the nights whose dates find room, from the last one on."""
+        days = [mark.at.date() for mark in marks]
+        timed = len(days) > len(set(days))
+        room = LETTER * (12 if timed else 6) + 14
+        shown: list[Tick] = []
+        for mark in reversed(marks):
+            if not shown or shown[-1].at - self.at(mark.at) >= room:
+                shown.append(Tick(self.at(mark.at), _date(mark.at, timed=timed)))
+        return shown[::-1]
 
 
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
+def _date(moment: datetime, *, timed: bool) -> str:
+    """Return the day in UTC, in English in every locale."""
+    there = moment.astimezone(UTC)
+    day = f"{there.day} {_MONTHS[there.month - 1]}"
+    return f"{day} {there:%H:%M}" if timed else day
 
 
-def _row(mark: NightMark, half: timedelta) -> dict[str, Any]:
-    return {
-        "at": _ms(mark.at),
-        "from": _ms(mark.at - half),
-        "to": _ms(mark.at + half),
-        "rate": mark.rate,
-        "state": "" if mark.rate is None else mark.state,
-        "lower": mark.lower,
-        "upper": mark.upper,
-        "gap": mark.gap,
-        "worse": mark.worse,
-        "version": mark.new_version,
-    }
+def _height(rate: float, size: Size) -> float:
+    """Return the height of a rate in the frame; the axis is a square root."""
+    return size.height * (1 - math.sqrt(rate))
 
 
 def _parts(marks: Sequence[NightMark]) -> list[int]:
@@ -207,133 +230,80 @@ def _parts(marks: Sequence[NightMark]) -> list[int]:
     return parts
 
 
-def _time_axis(marks: Sequence[NightMark], size: Size, start: datetime, end: datetime) -> dict[str, Any]:
-    days = [mark.at.date() for mark in marks]
-    timed = len(days) > len(set(days))
-    room = LETTER * (12 if timed else 6) + 14
-    shown: list[datetime] = []
-    for mark in reversed(marks):
-        if not shown or _across(shown[-1], start, end) - _across(mark.at, start, end) >= room / size.width:
-            shown.append(mark.at)
-    axis = {
-        "values": [_ms(moment) for moment in reversed(shown)],
-        "format": "%-d %b %H:%M" if timed else "%-d %b",
-        "title": None,
-        "grid": False,
-        "labelOverlap": False,
-        "labelFlush": False,
-        "labelBound": False,
-    }
-    scale = {"type": "utc", "domain": [_ms(start), _ms(end)], "nice": False}
-    return {"field": "at", "type": "temporal", "scale": scale, "axis": axis}
+def _gap_lines(marks: Sequence[NightMark], axis: _NightAxis) -> list[str]:
+    places = [axis.at(mark.at) for mark in marks if mark.gap]
+    return [line((x, 0), (x, axis.size.height), BAND, dash="2,3") for x in places]
 
 
-def _rate_axis(field: str, size: Size) -> dict[str, Any]:
-    axis = {"format": ".0%", "title": None, "values": list(size.ticks), "minExtent": 40, "maxExtent": 40}
-    axis["labelOverlap"] = False
-    scale = {"type": "sqrt", "domain": [0, 1], "nice": False}
-    return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
-
-
-def _pixels(field: str) -> dict[str, Any]:
-    return {"field": field, "type": "quantitative", "scale": None}
-
-
-def _gap_lines(x: dict[str, Any], size: Size) -> dict[str, Any]:
-    return {
-        "transform": [{"filter": "datum.gap"}],
-        "mark": {"type": "rule", "color": BAND, "strokeDash": [2, 3]},
-        "encoding": {"x": x, "y": {"value": 0}, "y2": {"value": size.height}},
-    }
-
-
-def _band(rows: Sequence[dict[str, Any]], x: dict[str, Any], size: Size) -> dict[str, Any]:
+def _bands(marks: Sequence[NightMark], half: timedelta, axis: _NightAxis) -> list[str]:
     """Return the bounds as steps: each holds for its whole night."""
-    edges = [
-        {"at": row[side], "lower": row["lower"] or 0.0, "upper": row["upper"], "part": row["part"]}
-        for row in rows
-        if row["upper"] is not None
-        for side in ("from", "to")
-    ]
-    encoding = {"x": x, "y": _rate_axis("lower", size), "y2": {"field": "upper"}, "detail": {"field": "part"}}
-    return {
-        "data": {"values": edges},
-        "mark": {"type": "area", "color": BAND, "opacity": 0.5, "line": False},
-        "encoding": encoding,
-    }
+    found = []
+    numbered = zip(_parts(marks), marks, strict=True)
+    for _, part in groupby(numbered, key=lambda one: one[0]):
+        upper: list[tuple[float, float]] = []
+        lower: list[tuple[float, float]] = []
+        for _, mark in part:
+            if mark.upper is not None:
+                for x in (axis.at(mark.at - half), axis.at(mark.at + half)):
+                    upper.append((x, _height(mark.upper, axis.size)))
+                    lower.append((x, _height(mark.lower or 0.0, axis.size)))
+        found += [area([*upper, *reversed(lower)], BAND)] if upper else []
+    return found
 
 
-def _limit(marks: Sequence[NightMark], half: timedelta, x: dict[str, Any], size: Size) -> list[dict[str, Any]]:
+def _limits(marks: Sequence[NightMark], half: timedelta, axis: _NightAxis) -> list[str]:
     """Return a dashed line for each stretch of nights with the same limit."""
-    found: list[dict[str, Any]] = []
+    found: list[tuple[datetime, datetime, float]] = []
     known = None
     for mark in marks:
         known = mark.limit if mark.rate is not None or mark.limit is not None else known
         if known is None:
             continue
-        if found and found[-1]["limit"] == known and found[-1]["to"] == _ms(mark.at - half):
-            found[-1]["to"] = _ms(mark.at + half)
+        start, end = mark.at - half, mark.at + half
+        if found and found[-1][1:] == (start, known):
+            found[-1] = (found[-1][0], end, known)
         else:
-            found.append({"at": _ms(mark.at - half), "to": _ms(mark.at + half), "limit": known})
-    if not found:
-        return []
-    data, y = {"data": {"values": found}}, _rate_axis("limit", size)
-    rule = {"type": "rule", "color": INK, "strokeWidth": 1.5, "strokeDash": [6, 3]}
-    layers = [data | {"mark": rule, "encoding": {"x": x, "x2": {"field": "to"}, "y": y}}]
+            found.append((start, end, known))
+    size = axis.size
+    drawn = []
+    for start, end, limit in found:
+        y = _height(limit, size)
+        drawn.append(line((axis.at(start), y), (axis.at(end), y), INK, 1.5, "6,3"))
     if size.limit_room and known is not None:
-        text = [{"limit": known, "text": f"limit {percent(known)}"}]
-        name = {"type": "text", "color": INK, "fontSize": 12, "align": "left", "x": size.width + 6}
-        layers.append({"data": {"values": text}, "mark": name, "encoding": {"y": y, "text": {"field": "text"}}})
-    return layers
+        drawn.append(middle_text(f"limit {percent(known)}", (size.width + 6, _height(known, size))))
+    return drawn
 
 
-def _breaks(lines: Sequence[tuple[float, str]], size: Size) -> list[dict[str, Any]]:
+def _breaks(lines: Sequence[tuple[float, str]], names: Sequence[Label], size: Size) -> list[str]:
     """Return an upright line for each break.
 
     Its name stands above the chart if there is room.
     """
-    if not lines:
-        return []
-    labels = place(lines, size.width) if size.words else []
-    tops = {label.x: -_LANE * (label.lane + 1) + 3 for label in labels}
-    drawn = [{"x": x, "top": tops.get(x, 0), "bottom": size.height} for x, _ in lines]
-    rule = {"type": "rule", "color": MUTED, "strokeWidth": 1.25}
-    at = {"x": _pixels("x")}
-    layers: list[dict[str, Any]] = [
-        {
-            "data": {"values": drawn},
-            "mark": rule,
-            "encoding": at | {"y": _pixels("top"), "y2": {"field": "bottom"}},
-        }
-    ]
-    for left in (True, False):
-        side = {"align": "right", "dx": -4} if left else {"align": "left", "dx": 4}
-        texts = [
-            {"x": label.x, "y": -_LANE * label.lane - 8, "text": label.text} for label in labels if label.left is left
-        ]
-        layers.append(
-            {
-                "data": {"values": texts},
-                "mark": {"type": "text", "color": INK, "fontSize": 12, "baseline": "middle"} | side,
-                "encoding": at | {"y": _pixels("y"), "text": {"field": "text"}},
-            }
-        )
-    return layers
+    tops = {label.x: -_LANE * (label.lane + 1) + 3 for label in names}
+    drawn = [line((x, tops.get(x, 0)), (x, size.height), MUTED, 1.25) for x, _ in lines]
+    for label in names:
+        x = label.x - 4 if label.left else label.x + 4
+        drawn.append(middle_text(label.text, (x, -_LANE * label.lane - 8), "end" if label.left else "start"))
+    return drawn
 
 
-def _points(state: State, x: dict[str, Any], size: Size) -> dict[str, Any]:
-    return {
-        "transform": [{"filter": f"datum.state === '{state}'"}],
-        "mark": {"type": "point", "size": size.dot, "opacity": 1, "strokeWidth": 1.6} | LOOKS[state],
-        "encoding": {"x": x, "y": _rate_axis("rate", size)},
-    }
+def _night(night: NightMark, axis: _NightAxis) -> str:
+    assert night.rate is not None  # a night without a rate is a hole
+    shape, colour, filled = LOOKS[night.state]
+    place = axis.at(night.at), _height(night.rate, axis.size)
+    return symbol(shape, axis.size.dot, place, fill=colour if filled else None, stroke=colour)
 
 
-def _event(field: str, shape: str, colour: str, y: float, x: dict[str, Any], size: Size) -> dict[str, Any]:
-    """Return marks below the chart, at the nights with a property."""
-    fill = "transparent" if field == "gap" else colour
-    return {
-        "transform": [{"filter": f"datum.{field}"}],
-        "mark": {"type": "point", "shape": shape, "size": size.dot, "opacity": 1, "stroke": colour, "fill": fill},
-        "encoding": {"x": x, "y": {"value": y}},
-    }
+def _events(marks: Sequence[NightMark], axis: _NightAxis) -> list[str]:
+    """Return the marks below the chart: gaps, alarms and new versions."""
+    size = axis.size
+    drawn = []
+    for night in marks:
+        x = axis.at(night.at)
+        if night.gap:
+            drawn.append(symbol(_CROSS, size.dot, (x, size.height + 11), fill=None, stroke=MUTED))
+        if night.worse and size.words:
+            drawn.append(symbol("triangle-down", size.dot, (x, size.height + 11), fill=LEAK, stroke=LEAK))
+        if night.new_version and size.words:
+            drawn.append(symbol("diamond", size.dot, (x, size.height + 25), fill=INK, stroke=INK))
+    return drawn

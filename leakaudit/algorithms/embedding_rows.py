@@ -14,6 +14,7 @@ from leakaudit.algorithms.above_noise import rows_above_noise
 from leakaudit.algorithms.gradient_estimate import divisor_of
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Observation
+from leakaudit.client.optimizer import UNKNOWN
 from leakaudit.models.structure import word_embedding
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, not_applicable
 
@@ -34,6 +35,13 @@ def can_read_rows(seen: Observation) -> Applicability:
     if any(name in pair for pair in seen.facts.tied):
         return not_applicable(f"the word embedding {name!r} is tied to an output head, which touches every row of it")
     facts = (seen.sent or seen).facts
+    if _moves_by_unknown_rule(facts, name):
+        if _decayed_alike(seen.sent or seen, name) is not None:
+            return APPLIES
+        return not_applicable(
+            "the optimizer decays weights by a rule that is not known here, and its rows do not shrink by one common share, so every row moves "
+            "by an unknown amount"
+        )
     if holds_earlier_rounds(seen) and _moves_without_gradient(facts, name) == "by its moments":
         return not_applicable(
             "the optimizer adds weight decay to the gradient and kept moments of earlier rounds, so every row moves by an unknown amount"
@@ -60,10 +68,16 @@ def rows_of_tokens(seen: Observation) -> Tensor:
     if _moves_without_gradient(sent.facts, name) is None:
         return rows
     weight = dict(sent.model.named_parameters())[name].detach()
-    still = _without_gradient(sent.facts, name, weight)
+    still = _decayed_alike(sent, name) if _moves_by_unknown_rule(sent.facts, name) else None
+    if still is None:
+        still = _without_gradient(sent.facts, name, weight)
+    return torch.where((rows - still).abs() <= _rounding(sent, weight), torch.zeros_like(rows), rows - still)
+
+
+def _rounding(sent: Observation, weight: Tensor) -> Tensor:
+    """Return by how much rounding of the weights (V, D) may move their update."""
     unit = (torch.nextafter(weight.abs(), torch.full_like(weight, torch.inf)) - weight.abs()).float()
-    off = unit * ((sent.facts.local_steps + 1) / divisor_of(sent.facts))
-    return torch.where((rows - still).abs() <= off, torch.zeros_like(rows), rows - still)
+    return unit * ((sent.facts.local_steps + 1) / divisor_of(sent.facts))
 
 
 def _moves_without_gradient(facts: PublicFacts, name: str) -> str | None:
@@ -77,6 +91,34 @@ def _moves_without_gradient(facts: PublicFacts, name: str) -> str | None:
         return None
     apart = optimizer.algorithm in ("AdamW", "Adafactor") or bool(group.options.get("decoupled_weight_decay"))
     return "by its decay" if apart or optimizer.kind == "sgd" else "by its moments"
+
+
+def _moves_by_unknown_rule(facts: PublicFacts, name: str) -> bool:
+    """Return whether an optimizer that is not known here decays a table."""
+    unknown = facts.optimizer is not None and facts.optimizer.algorithm == UNKNOWN
+    return unknown and _moves_without_gradient(facts, name) is not None
+
+
+def _decayed_alike(sent: Observation, name: str) -> Tensor | None:
+    """Return the update (V, D) of rows that only shrink, by one common share.
+
+    Own derivation: decay beside the gradient multiplies every row without a gradient by the same number, whatever the rest of the rule
+    is. The share is in the middle of the densest quarter of the rows' shares. None unless it explains a quarter of the rows in all entries, up to
+    rounding: our choice, because a batch may hold most words of a small vocabulary.
+    """
+    weight = dict(sent.model.named_parameters())[name].detach()
+    rows, table = sent.update[name].float(), weight.float()
+    size = table.square().sum(dim=1)
+    shares = ((rows * table).sum(dim=1) / size.clamp_min(1e-30))[size > 0].sort().values
+    quarter = (len(rows) + 3) // 4
+    if len(shares) <= quarter:
+        return None
+    first = int((shares[quarter:] - shares[:-quarter]).argmin())
+    share = shares[first : first + quarter].median()
+    still = share * table
+    # The share itself is known up to rounding, so twice the room of one row.
+    alike = ((rows - still).abs() <= 2 * _rounding(sent, weight)).all(dim=1)
+    return torch.where(alike[:, None], rows, still) if int(alike.sum()) >= quarter else None
 
 
 def _without_gradient(facts: PublicFacts, name: str, weight: Tensor) -> Tensor:

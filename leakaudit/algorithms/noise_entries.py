@@ -130,17 +130,18 @@ class NoiseEntries:
 
         It is the variance itself where it is nearly that.
         """
-        at, value, _, _ = self._table
+        at, value, *_ = self._table
         variance = float(self.seen_shares @ self.seen**2)
         if not variance or _proxy(at, _cumulants(at, self.seen, self.seen_shares)) <= NORMAL * variance:
             return variance
         return max(variance, _proxy(at, value))
 
     @cached_property
-    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Points u (POINTS,), K(u), K'(u) and K''(u).
+    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Points u (POINTS,), K(u), K'(u), K''(u) and the largest atom.
 
-        The points are evenly spaced in the square root of u.
+        The points are evenly spaced in the square root of u. The atom is the logarithm of the probability of the likeliest value of an entry whose
+        distribution is tilted by exp(u x).
         """
         at = np.linspace(0.0, 1.0, POINTS) ** 2 * FARTHEST / max(self.deviation, 1e-300)
         by = np.outer(at, self.sizes)
@@ -148,13 +149,15 @@ class NoiseEntries:
         up, down = (self.shares * np.exp(sign * by - top) / 2 for sign in (1, -1))
         whole = (up + down).sum(axis=1)
         first, second = (up - down) @ self.sizes / whole, (up + down) @ self.sizes**2 / whole
-        return at, np.log(whole) + top[:, 0], first, second - first**2
+        atom = np.maximum((up + down * (self.sizes == 0)).max(axis=1), down.max(axis=1)) / whole
+        return at, np.log(whole) + top[:, 0], first, second - first**2, np.log(atom.clip(1e-300))
 
     def surprise(self, values: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return minus the logarithms of the chances that sums of noise exceed values.
 
         The sum of row n is that of D entries, each times its weight. Its tail is the saddlepoint approximation of Lugannani and Rice 1980, which is exact for
-        normal entries.
+        normal entries. It takes sums as continuous. If few entries are more than 0, or one weight is far larger than the others, a sum has single likely values:
+        the tilted sum has one of them with about the product of the atoms of its entries. This share of the tail counts by Chernoff's bound.
 
         Args:
             values: (n,).
@@ -165,7 +168,7 @@ class NoiseEntries:
         """
         if not len(values):
             return np.zeros(0)
-        at, value, first, second = self._table
+        at, value, first, second, atom = self._table
         weights = np.abs(directions)
         last = at[-1] / weights.max(axis=1).clip(1e-300)  # (n,) where the table ends
         low, high = np.zeros(len(values)), last.copy()
@@ -182,7 +185,10 @@ class NoiseEntries:
         inside = mills + 1 / scaled.clip(1e-300) - 1 / root
         exact = root**2 / 2 - np.log(inside.clip(1e-300) / math.sqrt(2 * math.pi))
         usable = (inside > 0) & (high < last) & (root > 1e-3)
-        return np.where(values > 0, np.where(usable, exact, chernoff).clip(math.log(2)), math.log(2))
+        single = np.interp(inner, at, atom).sum(axis=1)  # (n,) logarithms of the likeliest value's probability
+        smooth = np.log1p(-np.exp(single.clip(None, -1e-12))) - np.maximum(exact - chernoff, 0.0)
+        mixed = chernoff - np.logaddexp(single, smooth)
+        return np.where(values > 0, np.where(usable, mixed, chernoff).clip(math.log(2)), math.log(2))
 
 
 def _proxy(at: np.ndarray, values: np.ndarray) -> float:

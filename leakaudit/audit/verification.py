@@ -134,7 +134,7 @@ class _Verifier:
         distance = distance_of_orders(self.step, updates)
         self.tolerance = self.accuracy.limit(distance)
         measured = self._first_stamp(plain, found)
-        return measured if measured.status.bounds else _beyond_rounding(loose, distance)
+        return measured if measured.status.bounds else _beyond_rounding(loose, distance, _inputs_rounded(self.step))
 
     def _first_stamp(self, plain: UpdateComparison, found: UpdateComparison | None) -> Verification:
         """Return the first stamp that fits, at the present tolerance.
@@ -311,6 +311,8 @@ class _Verifier:
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
         if self.repeated is None and loses_dropout(self.step) and same_direction(found, self.sigma):
             return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
+        if (rounded := _inputs_rounded(self.step)) and same_direction(found, self.sigma):
+            return _unverifiable(f"{rounded}; cosine {found.cosine:.2f}", *numbers)
         if self.weights is not None and not self.active and self.weights.is_open():
             return _unverifiable(f"{OTHER_ROUNDING}; cosine {found.cosine:.2f}", *numbers)
         # Every entry of a difference of weights has to be explained, and a factor for a small tensor explains anything.
@@ -325,11 +327,32 @@ class _Verifier:
         )
 
 
-def _beyond_rounding(loose: Verification, distance: float) -> Verification:
-    """Return the stamp of an update that fits at the largest tolerance only."""
+def _inputs_rounded(step: ClientStep) -> str:
+    """Return a clause on quantised layers that round their inputs, or ""."""
+    names = step.recipe.rounding_layers
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"the client's quantised layers {names[0]!r}{more} round their inputs to 8 bits, and the step was computed again with their "
+        "matrices alone"
+    )
+
+
+def _beyond_rounding(loose: Verification, distance: float, cause: str) -> Verification:
+    """Return the stamp of an update that fits at the largest tolerance only.
+
+    Args:
+        loose: the stamp at that tolerance.
+        distance: between replays in two orders of additions.
+        cause: what is known to make a difference; empty if nothing is.
+    """
+    cause = (
+        cause
+        or "it was changed after the backward pass, or other hardware trained; verify it on the machine that trained"
+    )
     return _unverifiable(
-        f"the update is {loose.relative_error:.1e} off, and computing it with another order of additions changes it by {distance:.1e}: "
-        "it was changed after the backward pass, or other hardware trained; verify it on the machine that trained",
+        f"the update is {loose.relative_error:.1e} off, and computing it with another order of additions changes it by {distance:.1e}: {cause}",
         loose.relative_error,
         loose.scale,
     )

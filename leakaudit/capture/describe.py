@@ -105,7 +105,11 @@ class RunDescription:
         recipe = self._step_recipe(now)
         return Manifest(
             model=self.recipe.model_copy(
-                update={"parts": dict(self.fit.parts), "settings": self.fit.settings(self.model)}
+                update={
+                    "parts": dict(self.fit.parts),
+                    "settings": self.fit.settings(self.model),
+                    "computed_in": self.fit.computed_in,
+                }
             ),
             facts=self._step_facts(recipe),
             recipe=recipe,
@@ -149,6 +153,7 @@ class RunDescription:
             processes=1 if peers is None or observe == "local" else peers.mean_over,
             unaudited_parameters=self.unaudited_parameters,
             code=with_layers_of(self._code, self.model, _is_ours),
+            rounding_layers=tuple(name for name, layer in self.fit.quantised.items() if not layer.is_linear),
             note=now.note,
         )
 

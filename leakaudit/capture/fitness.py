@@ -18,6 +18,7 @@ from leakaudit.capture.boundary import from_signal_handler
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.lora import rebuild_lora
+from leakaudit.models.quantised_layers import QuantisedLayer, quantised_layers
 from leakaudit.models.rebuilding import blank_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.replaced_modules import put_modules, replaced_modules
@@ -56,6 +57,8 @@ class Fit:
     """Unstored buffers whose values differ; they are kept with each step."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Name of a small module that a user put in the place of another one -> how it is made again."""
+    quantised: Mapping[str, QuantisedLayer] = field(default_factory=dict)
+    """Plain name -> layer of the live model that stores its matrix in few bits."""
     made: Settings | None = None
     """Plain numbers on the made model's modules; None where the model could not be made here."""
 
@@ -71,17 +74,24 @@ class Fit:
             ModelError: the class makes tensors that the live model lacks or has in other shapes, so that its weights could not be
                 loaded; or the live model has a part that cannot be made again.
         """
-        refuse_quantised(model)
+        refuse_special_tensors(model)
         live = {plain_name(name): buffer for name, buffer in unstored_buffers(model).items()}
         blank = _blank(recipe)
         if blank is None:
             return cls(unlike=frozenset(live) if recipe.made_by else frozenset())
         here = {plain_name(f"{name}.")[:-1]: module for name, module in model.named_modules()}
-        parts = replaced_modules(here, dict(blank.named_modules()))
+        quantised = quantised_layers(model, blank)
+        others = {name: module for name, module in blank.named_modules() if name not in quantised}
+        parts = replaced_modules(here, others)
         with torch.device("meta"):
             put_modules(blank, parts)
         unlike = changed_buffers(live, unstored_buffers(blank))
-        return cls(_foreign(model, recipe, blank), unlike, parts, settings_of(blank))
+        return cls(_foreign(model, recipe, blank, quantised), unlike, parts, quantised, settings_of(blank))
+
+    @property
+    def computed_in(self) -> dict[str, str]:
+        """Name of each quantised layer -> name of the type in which it multiplies."""
+        return {name: str(layer.dtype).removeprefix("torch.") for name, layer in self.quantised.items()}
 
     def settings(self, model: nn.Module) -> Settings:
         """Return the live model's numbers that differ from the made one's.
@@ -94,21 +104,24 @@ class Fit:
         return changed_settings(live, self.made)
 
 
-def refuse_quantised(model: nn.Module) -> None:
-    """Refuse a model whose weights are quantised.
+def refuse_special_tensors(model: nn.Module) -> None:
+    """Refuse a model whose tensors pack quantised numbers inside them.
 
-    They are stored in fewer bits than a number that can be trained.
+    torchao and optimum-quanto have such tensors: they look like floating-point numbers, and no layer says what they are. Sharded tensors
+    are another kind (`full_tensor`).
 
     Raises:
         ModelError: says what to do.
     """
-    method = getattr(getattr(model, "config", None), "quantization_config", None)
-    if method is None and not getattr(model, "is_quantized", False):
-        return
-    raise ModelError(
-        "the model's weights are quantised, and the side process cannot make such layers; train the adapters on the model in bfloat16 "
-        "(without `quantization_config`) to audit the run"
-    )
+    for name, parameter in model.named_parameters():
+        kind = type(parameter.data)
+        if kind is not torch.Tensor and not hasattr(parameter, "full_tensor") and hasattr(kind, "__torch_dispatch__"):
+            if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+                continue
+            raise ModelError(
+                f"{plain_name(name)!r} is quantised inside a tensor of the kind {kind.__name__} ({kind.__module__}), which no snapshot holds; "
+                "quantise the model's layers instead (bitsandbytes, GPTQ, AWQ, HQQ), or train the adapters on the model in bfloat16"
+            )
 
 
 def _blank(recipe: ModelRecipe) -> nn.Module | None:
@@ -156,9 +169,14 @@ def parameters_without_values() -> Iterator[None]:
         hook.remove()
 
 
-def _foreign(model: nn.Module, recipe: ModelRecipe, blank: nn.Module) -> frozenset[str]:
+def _foreign(
+    model: nn.Module, recipe: ModelRecipe, blank: nn.Module, quantised: Mapping[str, QuantisedLayer]
+) -> frozenset[str]:
     made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
     here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    packed = {name for layer in quantised.values() for name in layer.packed}
+    here = {name: shape for name, shape in here.items() if name not in packed}
+    here |= {f"{name}.weight": layer.shape for name, layer in quantised.items()}
     aliases = {name for pair in tied_names(blank) for name in pair}
     for name, shape in made.items():
         if name not in aliases and here.get(name) != shape:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from leakaudit.config.invocation import PATH, TEXT
-from leakaudit.errors import LeakAuditError, ResultsError, SnapshotError, SpoolBusyError
+from leakaudit.errors import LeakAuditError, MissingPartError, ResultsError, SnapshotError, SpoolBusyError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.parts import missing_part
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,19 +59,27 @@ def answering_nobody() -> Iterator[None]:
 def clear_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn our exceptions into one line on stderr and an exit code.
 
-    With `--json` stdout still gets one document.
+    So is the failed import of a part of an audit that is not installed. With `--json` stdout still gets one document.
     """
+
+    def ended(error: LeakAuditError, as_json: object) -> NoReturn:
+        code = _exit_code(error)
+        if as_json:
+            click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": int(code)}))
+        click.echo(f"error: {error}", err=True)
+        sys.exit(code)
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
         except LeakAuditError as error:
-            code = _exit_code(error)
-            if kwargs.get("as_json"):
-                click.echo(json.dumps({"error": type(error).__name__, "message": str(error), "exit": int(code)}))
-            click.echo(f"error: {error}", err=True)
-            sys.exit(code)
+            ended(error, kwargs.get("as_json"))
+        except ImportError as error:
+            sentence = missing_part(error, f"`{click.get_current_context().command_path}`")
+            if sentence is None:
+                raise
+            ended(MissingPartError(sentence), kwargs.get("as_json"))
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(ExitCode.INTERRUPTED)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.client.facts import PublicFacts
-from leakaudit.client.optimizer import ALGORITHMS, ClientOptimizer
+from leakaudit.client.optimizer import ALGORITHMS, UNKNOWN, ClientOptimizer
 from leakaudit.errors import SnapshotError
 
 NUMBER = "#"
@@ -122,6 +122,10 @@ def _stepper(
 
 
 def _check(described: ClientOptimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
+    if described.algorithm == UNKNOWN:
+        raise SnapshotError(
+            "the difference of weights has unknown moments: the client's optimizer steps by a rule, or keeps a state, that is not known here"
+        )
     if described.algorithm not in ALGORITHMS:
         raise SnapshotError(
             f"the client's optimizer {described.algorithm!r} cannot be rebuilt; known: {', '.join(ALGORITHMS)}"

@@ -36,6 +36,9 @@ ALGORITHMS: Mapping[str, tuple[str, str]] = {
 }
 """Name of an optimizer whose local steps can be computed again -> its module and class."""
 
+UNKNOWN = "unknown"
+"""Name of an optimizer whose rule or state is not known here; its local steps cannot be computed again."""
+
 Option = bool | int | float | str | tuple[float | None, ...] | None
 """Value of an option of a parameter group."""
 
@@ -58,7 +61,7 @@ class ClientOptimizer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     algorithm: str
-    """A name in `ALGORITHMS`."""
+    """A name in `ALGORITHMS`, or `UNKNOWN`."""
     groups: tuple[ParameterGroup, ...]
     fresh: bool = True
     """Whether the optimizer had no state when the local steps began, so that its moments were zero."""

@@ -75,5 +75,7 @@ class StepRecipe(Facts):
     """
     unheld: tuple[str, ...] = ()
     """Outputs of the model whose gradients were too large to be recorded beside a loss that the model computed itself."""
+    rounding_layers: tuple[str, ...] = ()
+    """Quantised layers that round their inputs. The matrices alone are used when the step is computed again, so it is not quite the same."""
     note: str = ""
     """Why the loss cannot be replayed, or empty."""

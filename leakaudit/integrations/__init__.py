@@ -1,6 +1,6 @@
 """Integrations: one adapter for each federated or fine-tuning framework.
 
-Nothing is imported here, so that no integration imports another's framework:
+No framework is imported here, so that no integration imports another's framework:
 
     from leakaudit.integrations.flower import LeakAuditMod                 # Flower: a client mod
     from leakaudit.integrations.nvflare import LeakAuditFilter             # NVFlare: a DXO filter that can block
@@ -9,4 +9,8 @@ Nothing is imported here, so that no integration imports another's framework:
 `docs/integrations.md` says how each is used and what was tried.
 """
 
+from leakaudit.parts import require_audit
+
 __all__ = ["axolotl", "contents", "flower", "nvflare"]
+
+require_audit(__name__)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from leakaudit.models.code_marks import ACCOUNTED, CodeMarks, code_marks, kind_of, named_layers, pattern_of
+from leakaudit.models.quantised_layers import stands_in
 
 NAMED = 3
 """Most differences that are said in words."""
@@ -58,6 +59,8 @@ def _layers(client: CodeMarks, model: nn.Module) -> Iterator[str]:
     """Yield the layers that are of another class."""
     swapped: dict[tuple[str, str], list[str]] = {}
     for name, layer in named_layers(model):
+        if stands_in(layer):
+            continue  # the recipe says so
         now = kind_of(layer)
         was = client.layers.get(name) or client.layers.get(pattern_of(name))
         if was is not None and not _alike(was, now):

@@ -60,7 +60,7 @@ def first_blocks(recipe: ModelRecipe, blocks: int = BLOCKS) -> ModelRecipe | Non
         return None
     by_layer = {k: v[:blocks] for k, v in recipe.config.items() if isinstance(v, list | tuple) and len(v) == count}
     cut = recipe.model_copy(update={"config": {**recipe.config, **by_layer, key: blocks}})
-    return _without_other_modules(cut) if cut.settings or cut.parts else cut
+    return _without_other_modules(cut) if cut.settings or cut.parts or cut.computed_in else cut
 
 
 def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
@@ -69,7 +69,8 @@ def _without_other_modules(recipe: ModelRecipe) -> ModelRecipe:
         there = {name for name, _ in blank_model(recipe).named_modules()}
     settings = {name: numbers for name, numbers in recipe.settings.items() if name in there}
     parts = {name: what for name, what in recipe.parts.items() if name in there}
-    return recipe.model_copy(update={"settings": settings, "parts": parts})
+    computed_in = {name: dtype for name, dtype in recipe.computed_in.items() if name in there}
+    return recipe.model_copy(update={"settings": settings, "parts": parts, "computed_in": computed_in})
 
 
 def first_parts(model: nn.Module, recipe: ModelRecipe, beside: frozenset[str] = frozenset()) -> Parts | None:

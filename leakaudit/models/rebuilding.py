@@ -14,6 +14,7 @@ from leakaudit.models.config_numbers import check_numbers
 from leakaudit.models.factories import factory_named
 from leakaudit.models.loading import quiet_transformers
 from leakaudit.models.lora import rebuild_lora
+from leakaudit.models.quantised_layers import stand_in
 from leakaudit.models.recipe import ModelRecipe, only_declared, untagged
 from leakaudit.models.replaced_modules import put_modules
 from leakaudit.models.tensors import tied_names
@@ -58,6 +59,7 @@ def build_model(
         if recipe.lora is not None:
             rebuild_lora(model, recipe.lora)
         put_modules(model, recipe.parts)
+        stand_in(model, recipe.computed_in)
         match_dtypes(model, weights)
         beside = {name: weights[name] for name in unstored_buffers(model) if name in weights}
         outcome = model.load_state_dict({k: v for k, v in weights.items() if k not in beside}, strict=False)

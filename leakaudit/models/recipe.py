@@ -40,6 +40,11 @@ class ModelRecipe(BaseModel):
     """Name of a small module -> `package:class` with which a user replaced it, such as another activation."""
     settings: dict[str, dict[str, bool | int | float]] = {}
     """Module -> attribute -> number that differs from that of its class, such as a changed dropout rate."""
+    computed_in: dict[str, str] = {}
+    """Linear layer -> type in which it multiplies, where the client's layer stored its matrix in few bits.
+
+    See `leakaudit.models.quantised_layers`.
+    """
     made_by: str = ""
     """`package.module:name` of the maker of a model that is no class of transformers: the model's own class, or a function marked with
     `model_factory`."""

@@ -3,21 +3,17 @@
 The unit of evidence is one client step, not one sentence, because the sentences of a batch tend to leak together.
 Every bound here is one-sided. Two of them at 95 % are the two ends of a 90 % interval.
 
-Functions import scipy when they are called, so that a program that only reads a policy does not wait for it. The two bounds that
-every verdict needs use `scipy.special` alone: `scipy.stats.binomtest` gives the same numbers to nine digits and takes four times as long to
-import.
+Only the standard library: the gate runs where neither numpy nor scipy is, which are 214 MB, and gives the same numbers everywhere. The tests
+compare each bound with scipy's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from statistics import NormalDist
 
 MIN_STEPS_FOR_BOOTSTRAP = 30
 """Fewest steps for a bootstrap interval; with fewer steps the interval is too short. Our choice, as in garak and in most textbooks."""
@@ -31,8 +27,18 @@ _MOST_STEPS = 10_000_000
 _DIGITS = 12
 """Digits that a bound is rounded to. 1 - 0.95 exceeds 0.05 by a rounding error, and this error must not lift a bound above its limit."""
 
-_RESAMPLES = 9_999
-"""Bootstrap resamples; scipy's own default."""
+_RESAMPLES, _FEWEST_RESAMPLES, _DRAWS = 9_999, 1_999, 2_000_000
+"""Bootstrap resamples: the default of scipy, and for more than 200 steps fewer, so that all of them draw two million values, in about 0.4 s. The
+chance error of a bound still falls as the steps grow, because the width of the interval falls as well."""
+
+_HALVINGS = 60
+"""Bisections of an interval within 0 to 1; the result is exact to 1e-18."""
+
+_EXACT = 2_000
+"""Most steps whose binomial coefficients are counted as whole numbers; above it they come from the logarithm of the gamma function."""
+
+_SMALLEST = 1e-16
+"""Relative size of a term of a tail that can be left out: it changes no digit of the sum."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
     _check(k, n, confidence)
     if k == n:
         return 1.0
-    from scipy.special import betaincinv
-
-    return round(float(betaincinv(k + 1, n - k, confidence)), _DIGITS)
+    return round(_root(lambda rate: _at_most(k, n, rate) <= 1.0 - confidence), _DIGITS)
 
 
 def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
@@ -87,9 +91,51 @@ def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
     _check(k, n, confidence)
     if k == 0:
         return 0.0
-    from scipy.special import betaincinv
+    return round(_root(lambda rate: _at_least(k, n, rate) >= 1.0 - confidence), _DIGITS)
 
-    return round(float(betaincinv(k, n - k + 1, 1.0 - confidence)), _DIGITS)
+
+def _root(reached: Callable[[float], bool]) -> float:
+    """Return the least rate from which on a condition holds."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def _at_most(k: int, n: int, rate: float) -> float:
+    """Return P(Binomial(n, rate) <= k)."""
+    return _at_least(n - k, n, 1.0 - rate)
+
+
+def _at_least(k: int, n: int, rate: float) -> float:
+    """Return P(Binomial(n, rate) >= k).
+
+    The tail that lies beyond the mean is summed from its largest term on; each next term comes from the one before it. Only the first one
+    needs logarithms.
+    """
+    if k <= 0 or rate >= 1.0:
+        return 1.0
+    if k > n or rate <= 0.0:
+        return 0.0
+    if k <= n * rate:  # the other tail lies beyond the mean
+        return 1.0 - _at_least(n - k + 1, n, 1.0 - rate)
+    odds = rate / (1.0 - rate)
+    term = math.exp(_log_choose(n, k) + k * math.log(rate) + (n - k) * math.log1p(-rate))
+    total, share = 1.0, 1.0
+    for i in range(k, n):
+        share *= (n - i) / (i + 1) * odds
+        total += share
+        if share < _SMALLEST * total:
+            break
+    return term * total
+
+
+def _log_choose(n: int, k: int) -> float:
+    """Return the logarithm of the number of ways to choose k of n."""
+    if n <= _EXACT:
+        return math.log(math.comb(n, k))
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def mean_lower_bound(values: Sequence[float], confidence: float = 0.95) -> float:
@@ -158,7 +204,7 @@ def mean_bounds(values: Sequence[float], confidence: float = 0.95) -> Bounds | N
     """Bound the mean of a score by a bootstrap over steps.
 
     Each value is the score of one step, so the bootstrap resamples whole steps. It is bias-corrected and accelerated (BCa);
-    source: Efron 1987, as in `scipy.stats.bootstrap`. The seed is fixed, so that the same results give the same verdict.
+    source: Efron 1987. The seed is fixed, so that the same results give the same verdict.
 
     If every step has the same score v (most often 0), the bootstrap interval is a single point. An exact bound replaces it. None of the
     n steps scored higher, so with `confidence` at most a share u = `upper_bound(0, n)` of all steps scores higher. No score exceeds 1,
@@ -176,37 +222,44 @@ def mean_bounds(values: Sequence[float], confidence: float = 0.95) -> Bounds | N
     if min(values) == max(values):
         value, share = values[0], upper_bound(0, len(values), confidence)
         return Bounds(value * (1 - share), value + (1 - value) * share, "same score in every step: exact bound")
-    lower, upper = _bootstrap(values, confidence, "greater")[0], _bootstrap(values, confidence, "less")[1]
+    lower, upper = _bootstrap(values, confidence)
     return Bounds(max(0.0, lower), min(1.0, upper), "bootstrap over steps (BCa)")
 
 
-def _bootstrap(
-    values: Sequence[float], confidence: float, alternative: Literal["less", "greater"]
-) -> tuple[float, float]:
-    """Return both ends of the one-sided BCa interval of the mean."""
-    import numpy as np
-    from scipy.stats import bootstrap
+def _bootstrap(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Return the lower and the upper BCa bound of the mean.
 
-    def mean(drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-        return np.asarray(drawn.mean(axis=axis))
+    Source: Efron 1987, equation 2.3; the acceleration is that of equation 4.4, which for a mean is a sixth of the skewness of the values over
+    the root of their number.
+    """
+    n, normal = len(values), NormalDist()
+    mean = math.fsum(values) / n
+    draw, times = random.Random(0), max(_FEWEST_RESAMPLES, min(_RESAMPLES, _DRAWS // n))
+    drawn = sorted(math.fsum(draw.choices(values, k=n)) / n for _ in range(times))
+    below = (sum(one < mean for one in drawn) + sum(one <= mean for one in drawn)) / (2 * times)
+    bias = normal.inv_cdf(min(max(below, 1 / (2 * times)), 1 - 1 / (2 * times)))
+    cubes, squares = (math.fsum((value - mean) ** power for value in values) for power in (3, 2))
+    acceleration = cubes / (6 * squares**1.5)
 
-    found = bootstrap(
-        (np.asarray(values, dtype=np.float64),),  # (n,)
-        mean,
-        n_resamples=_RESAMPLES,
-        batch=500,  # memory: 500 x n numbers at once
-        confidence_level=confidence,
-        alternative=alternative,
-        method="BCa",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    def bound(share: float) -> float:
+        shift = bias + normal.inv_cdf(share)
+        adjusted = normal.cdf(bias + shift / (1 - acceleration * shift))
+        return _between(drawn, adjusted)
+
+    return bound(1.0 - confidence), bound(confidence)
+
+
+def _between(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of ordered numbers, with straight lines between them."""
+    place = share * (len(ordered) - 1)
+    low = min(int(place), len(ordered) - 2)
+    return ordered[low] + (place - low) * (ordered[low + 1] - ordered[low])
 
 
 def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence: float = 0.95) -> Bounds | None:
     """Bound a quantile of a score over steps by order statistics.
 
-    The bounds are those of `scipy.stats.quantile_test`. The number of values at or below the true quantile is Binomial(n, quantile),
+    The number of values at or below the true quantile is Binomial(n, quantile),
     which gives bounds that hold for every distribution. A bootstrap of the 95th percentile can never exceed the largest observed value,
     so its interval is far too short for the n of an audit. Source: Conover 1999, section 3.2, "confidence interval for a quantile".
 
@@ -221,14 +274,13 @@ def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence:
     """
     if len(values) < MIN_STEPS_FOR_BOOTSTRAP:
         return None
-    import numpy as np
-    from scipy.stats import quantile_test
-
-    above: Any = quantile_test(values, p=quantile, alternative="greater").confidence_interval(confidence)
-    below: Any = quantile_test(values, p=quantile, alternative="less").confidence_interval(confidence)  # stubs: a float
+    n, ordered = len(values), sorted(values)
+    # the i-th smallest is at most the quantile with probability P(Binomial >= i), and at least it with P(Binomial < i)
+    lower = [i for i in range(1, n + 1) if _at_least(i, n, quantile) >= confidence]
+    upper = [i for i in range(1, n + 1) if _at_most(i - 1, n, quantile) >= confidence]
     return Bounds(
-        lower=0.0 if np.isnan(above.low) else float(above.low),
-        upper=None if np.isnan(below.high) else float(below.high),
+        lower=ordered[lower[-1] - 1] if lower else 0.0,
+        upper=ordered[upper[0] - 1] if upper else None,
         method="order statistics (exact)",
     )
 
@@ -243,9 +295,8 @@ def percentile(values: Sequence[float], quantile: float = 0.95) -> float:
     """
     if not values:
         raise ValueError("no values: the percentile of nothing is not 0")
-    import numpy as np
-
-    return float(np.quantile(values, quantile, method="inverted_cdf"))
+    place = math.ceil(round(quantile * len(values), _DIGITS))  # rounded: 0.95 * 20 is 19, and not a little more
+    return sorted(values)[max(place, 1) - 1]
 
 
 def sign_test(stopped: int, opened: int) -> float:

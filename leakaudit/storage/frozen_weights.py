@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import SnapshotError
+from leakaudit.models.quantised_layers import QuantisedLayer
+from leakaudit.storage.safetensors_stream import MadeLater
 
 SAMPLE = 256
 """Words of a tensor in its sample, up to twice as many. Our choice: 5 ms of a step for 200 tensors, nearly all of it to fetch each word."""
@@ -85,19 +87,28 @@ class FrozenWeights:
     """Name -> (S,) sample at this step of each parameter on a GPU, for which the training thread does not wait."""
     changed: set[str] = field(default_factory=set)
     """Names of parameters that `check` found to be changed. All later steps share it."""
+    quantised: Mapping[str, QuantisedLayer] = field(default_factory=dict)
+    """Name -> layer that stores its matrix in few bits. `tensors` has its packed numbers; its matrix is stored in their place."""
 
     @classmethod
-    def of(cls, parameters: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
+    def of(
+        cls, parameters: Iterable[tuple[str, Tensor]], quantised: Mapping[str, QuantisedLayer] | None = None
+    ) -> FrozenWeights:
         """Take the fingerprints of parameters.
 
         Sharded tensors, tensors with gaps between their entries, and other special kinds are left out.
+
+        Args:
+            parameters: name and tensor of each, the packed numbers of quantised layers among them.
+            quantised: name -> quantised layer.
         """
         tensors = {
             name: p.detach()
             for name, p in parameters
             if type(p.data) is Tensor and not (p.is_sparse or p.is_inference()) and _in_order(p).is_contiguous()
         }
-        return cls(tensors, {name: Fingerprint.of(tensor) for name, tensor in tensors.items()})
+        fingerprints = {name: Fingerprint.of(tensor) for name, tensor in tensors.items()}
+        return cls(tensors, fingerprints, quantised=quantised or {})
 
     def still_in(self, parameters: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
         """Return the part of these weights that seems to be the same at a later step.
@@ -116,7 +127,24 @@ class FrozenWeights:
             elif not torch.equal(sample, found.sample):
                 continue
             tensors[name] = parameter.detach()
-        return FrozenWeights(tensors, {name: self.fingerprints[name] for name in tensors}, samples, self.changed)
+        fingerprints = {name: self.fingerprints[name] for name in tensors}
+        return FrozenWeights(tensors, fingerprints, samples, self.changed, self.quantised)
+
+    def to_store(self) -> dict[str, tuple[Tensor | MadeLater, int]]:
+        """Return each tensor that a snapshot holds, with a checksum of what it is made of.
+
+        Matrices of quantised layers are made one at a time, when they are written.
+        """
+        packed = {name for layer in self.quantised.values() for name in layer.packed}
+        found: dict[str, tuple[Tensor | MadeLater, int]] = {
+            name: (tensor, int(self.fingerprints[name].checksum))
+            for name, tensor in self.tensors.items()
+            if name not in packed
+        }
+        for name, layer in self.quantised.items():
+            parts = tuple(int(self.fingerprints[part].checksum) for part in sorted(layer.packed))
+            found[f"{name}.weight"] = (MadeLater(layer.dtype, layer.shape, layer.matrix), hash(parts))
+        return found
 
     def and_copy(self, name: str, tensor: Tensor) -> FrozenWeights:
         """Return these weights and a copy of one more, which cannot change."""
@@ -152,8 +180,8 @@ class FrozenWeights:
 
     @property
     def bytes(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        """Size of what a snapshot holds of them, in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor, _ in self.to_store().values())
 
 
 def changed_rows(now: Tensor, before: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,10 +52,31 @@ PIECE = 1 << 22
 """Bytes of a piece: 4 MiB, large enough that the interpreter's lock is free for almost all of the time of writing."""
 
 
+@dataclass(frozen=True)
+class MadeLater:
+    """A tensor that is made when its bytes are written, and not held afterwards."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    def numel(self) -> int:
+        """Return the number of entries."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Return the size of an entry in bytes."""
+        return self.dtype.itemsize
+
+    def detach(self) -> Tensor:
+        """Make the tensor."""
+        return self.make().detach()
+
+
 class TensorStream(io.RawIOBase):
     """A read-only stream over tensors, which must not change until it is read."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | MadeLater]) -> None:
         """Make the header of the file.
 
         Args:

@@ -69,8 +69,11 @@ class SharedWeights:
         if frozen is None or not frozen.tensors:
             return {"weights": weights}
         base = self._written(frozen, recipients)
-        found = {name: int(fingerprint.checksum) for name, fingerprint in frozen.fingerprints.items()}
-        more = {n: t for n, t in frozen.tensors.items() if n != table and self._checksums.get(n) != found[n]}
+        more = {
+            name: tensor.detach()
+            for name, (tensor, checksum) in frozen.to_store().items()
+            if name != table and self._checksums.get(name) != checksum
+        }
         own = {**weights, **more}
         if table is not None and table in base.names:
             return {"base": base, "weights": own, **self._changed_rows(table, own)}
@@ -120,7 +123,8 @@ class SharedWeights:
             self.remove()
             self._folder.mkdir(mode=0o700)
             self._folder.chmod(0o700)
-            tensors = {f"weights/{name}": tensor for name, tensor in frozen.tensors.items()}
+            stored = frozen.to_store()
+            tensors = {f"weights/{name}": tensor for name, (tensor, _) in stored.items()}
             name, digest = write_tensors(self._folder / BASE, tensors, recipients)
             frozen.check()
         except OSError as error:
@@ -132,6 +136,6 @@ class SharedWeights:
         except BaseException:
             self.remove()
             raise
-        self._base = Base(self._folder / name, digest, frozenset(frozen.tensors))
-        self._checksums = {name: int(found.checksum) for name, found in frozen.fingerprints.items()}
+        self._base = Base(self._folder / name, digest, frozenset(stored))
+        self._checksums = {name: checksum for name, (_, checksum) in stored.items()}
         return self._base

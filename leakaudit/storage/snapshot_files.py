@@ -26,7 +26,7 @@ from leakaudit.files.regular_files import open_regular
 from leakaudit.files.strict_json import parse_json
 from leakaudit.storage.digests import Digest
 from leakaudit.storage.encryption import SUFFIX, decrypt, encrypt
-from leakaudit.storage.safetensors_stream import MAX_HEADER_BYTES, TensorSink, TensorStream
+from leakaudit.storage.safetensors_stream import MAX_HEADER_BYTES, MadeLater, TensorSink, TensorStream
 
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor. PyTorch cannot index more."""
@@ -58,7 +58,9 @@ class _HashedFile:
         return digest
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipients: Sequence[str] = ()) -> tuple[str, str]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | MadeLater], recipients: Sequence[str] = ()
+) -> tuple[str, str]:
     """Write tensors to a new file.
 
     Args:

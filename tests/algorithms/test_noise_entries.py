@@ -51,6 +51,18 @@ def test_a_value_that_no_sum_reaches_surprises_more_than_one_that_the_largest_re
     assert entries.surprise(np.array([-1.0, 0.0]), np.ones((2, 4))).tolist() == [math.log(2)] * 2
 
 
+def test_sparse_sums_exceed_a_value_as_often_as_stated() -> None:
+    """One entry with most of the weight gives the sum single likely values."""
+    rng = np.random.default_rng(0)
+    drawn = np.where(rng.random((200_000, 16)) < 0.02, rng.choice([-1.0, 1.0], (200_000, 16)), 0.0)
+    weights = np.geomspace(1.0, 0.01, 16)
+    found = NoiseEntries.of(torch.from_numpy(drawn.flatten()))
+    sums = drawn @ weights
+    for value in (0.5, 1.0, 1.5, 1.8):
+        share = float((sums >= value).mean())
+        assert share <= 1.1 * math.exp(-float(found.surprise(np.array([value]), weights[None])[0])), value
+
+
 def test_the_proxy_is_the_variance_of_normal_entries_and_bounds_the_cumulants_of_others() -> None:
     """The others have the cumulants log(1 + (cosh(3 u) - 1) / 50)."""
     assert NoiseEntries.of(2 * _normal(100_000)).proxy == pytest.approx(4.0, rel=0.02)

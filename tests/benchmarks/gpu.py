@@ -33,8 +33,8 @@ ORDER = ("side_process", "capture", "families")
 STRICT = ("torch", "transformers", "pytest")
 """Packages that cannot be older than what is asked for. An older version of another package is tried."""
 
-NOT_NEEDED = ("accelerate", "vl-convert-python")
-"""Dependencies whose tests are skipped without them, and what only charts need."""
+NOT_NEEDED = ("accelerate",)
+"""Dependencies whose tests are skipped without them."""
 
 
 # ---------------------------------------------------------------------- what is missing
@@ -65,7 +65,10 @@ def required() -> dict[str, str]:
     import tomllib  # from Python 3.11 on, which is asked for before
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pairs = [re.match(r"([\w.-]+)>=([\d.]+)", line) for line in (*project["dependencies"], "pytest>=8.0")]
+    pairs = [
+        re.match(r"([\w.-]+)>=([\d.]+)", line)
+        for line in (*project["dependencies"], *project["optional-dependencies"]["audit"], "pytest>=8.0")
+    ]
     return {pair[1]: pair[2] for pair in pairs if pair is not None and pair[1] not in NOT_NEEDED}
 
 

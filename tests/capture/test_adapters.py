@@ -113,12 +113,6 @@ def _two_sets() -> Any:
     return model
 
 
-def _quantised() -> Any:
-    model = llama()
-    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}  # type: ignore[union-attr]
-    return with_lora(model)
-
-
 def _prompts(kind: Any, model: Any, task: str) -> Any:
     return peft.get_peft_model(copy.deepcopy(model), kind(task_type=task, num_virtual_tokens=3))
 
@@ -128,7 +122,6 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "VeRA": (lambda: with_lora(llama(), peft.VeraConfig(r=4, target_modules=["q_proj"])), "of the kind VERA"),
     "LoHa": (lambda: with_lora(llama(), peft.LoHaConfig(r=2, target_modules=["q_proj"])), "of the kind LOHA"),
     "aLoRA": (_lora(alora_invocation_tokens=[3]), "use `alora_invocation_tokens` of peft"),
-    "4 bit": (_quantised, "weights are quantised"),
     "prompts": (lambda: _prompts(peft.PromptTuningConfig, llama(), "CAUSAL_LM"), "trains prompt tuning"),
     "prompts of a classifier": (
         lambda: _prompts(peft.PromptTuningConfig, tiny.bert(), "SEQ_CLS"),

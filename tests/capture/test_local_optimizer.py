@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.capture.observing.local_optimizer import algorithm_of, check_local_optimizer, has_stepped
+from leakaudit.capture.observing.local_optimizer import LocalOptimizer, algorithm_of, check_local_optimizer, has_stepped
 from leakaudit.client.optimizer import ALGORITHMS
 from leakaudit.errors import SnapshotError
 from tests.support import stacks, tiny
@@ -94,21 +94,28 @@ def unreadable() -> Any:
     return optimizer
 
 
+UNKNOWN_RULES: tuple[Any, ...] = (
+    lambda: Quantised(weights()),
+    lambda: Quantised(weights(), bits=32, paged=True),
+    lambda: InBlocks(weights(), lr=0.1),
+    lambda: Plain(weights()),
+    lambda: torch.optim.Muon(weights()),
+    lambda: Noisy(weights(), lr=0.1),
+    lambda: PrivateChild(weights(), lr=0.1),
+    lambda: OtherState(weights(), lr=0.1),
+)
+
+
+@pytest.mark.parametrize("make", UNKNOWN_RULES)
+def test_an_optimizer_of_another_rule_or_state_is_taken_as_unknown(make: Any) -> None:
+    """Its rounds are kept without its state."""
+    check_local_optimizer(make())
+    assert LocalOptimizer.of(make(), {}).algorithm == "unknown" and not LocalOptimizer.of(make(), {}).fresh
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Quantised(weights()), "its state is quantised to 8 bits"),
-        (lambda: Quantised(weights(), bits=32, paged=True), "its state is in paged memory"),
-        (lambda: InBlocks(weights(), lr=0.1), "its state is quantised in blocks"),
-        (
-            lambda: Plain(weights()),
-            "those of Plain (tests.support.own_optimizers) cannot: it is none of the optimizers",
-        ),
-        (lambda: torch.optim.LBFGS(weights()), "those of LBFGS (torch.optim.lbfgs) cannot"),
-        (lambda: torch.optim.Muon(weights()), "those of Muon"),
-        (lambda: Noisy(weights(), lr=0.1), "it replaces `step` of AdamW"),
-        (lambda: PrivateChild(weights(), lr=0.1), "it replaces `step` of SGD"),
-        (lambda: OtherState(weights(), lr=0.1), "it replaces `_init_group` of Adam"),
         (lambda: torch.optim.AdamW(weights(), lr=0.1, capturable=True), "make it with `capturable=False`"),
         (lambda: torch.optim.SGD(weights(), lr=0.1, differentiable=True), "make it with `differentiable=False`"),
         (relative, "a group has no learning rate (`relative_step=True`)"),

@@ -28,7 +28,9 @@ from leakaudit.results.schema import VerificationStatus
 from tests.support import stacks, tiny
 from tests.support.own_optimizers import (
     Averaged,
+    EightBits,
     LatelyPrivate,
+    Lion,
     OwnSam,
     Plain,
     Private,
@@ -213,6 +215,8 @@ RIGHT: dict[str, Callable[[nn.Module], Any]] = {
     "own, divided in place": lambda m: Scratch(m.parameters()),
     "own, divided in place and decayed": lambda m: Scratch(m.parameters(), decay=0.05),
     "own, averaged iterates": lambda m: Averaged(m.parameters()),
+    "lion": lambda m: Lion(m.parameters()),
+    "moments of 8 bits": lambda m: EightBits(m.parameters()),
     "muon and adamw": lambda m: muon_and_adamw(m.parameters()),
     "muon and adamw in one": lambda m: Several(m.parameters()),
     "a wrapper of a wrapper": lambda m: Wrapper(Wrapper(SGD(m.parameters(), lr=0.1))),

@@ -14,6 +14,7 @@ from tests.house.imports import FACE, ROOT, Import, face, imports, imports_of, m
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "exit_codes": frozenset(),
+    "parts": frozenset({"errors"}),
     "registry": frozenset({"errors"}),
     "files": frozenset({"errors"}),
     "results": frozenset({"errors", "files"}),
@@ -38,10 +39,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
         | {"storage", "audit"}
     ),
-    "callbacks": frozenset({"errors", "models", "config", "capture"}),
-    "integrations": frozenset({"errors", "models", "config", "capture", "callbacks"}),
+    "callbacks": frozenset({"errors", "parts", "models", "config", "capture"}),
+    "integrations": frozenset({"errors", "parts", "models", "config", "capture", "callbacks"}),
     "cli": frozenset(
-        {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
+        {
+            "errors",
+            "exit_codes",
+            "parts",
+            "registry",
+            "files",
+            "results",
+            "models",
+            "client",
+            "config",
+            "plugins",
+            "gate",
+        }
         | {
             "storage",
             "history",
@@ -68,7 +81,7 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 
 WITHOUT_TORCH = frozenset(
-    {"errors", "exit_codes", "registry", "files", "results", "config", "gate", "history", "reports"}
+    {"errors", "exit_codes", "parts", "registry", "files", "results", "config", "gate", "history", "reports"}
 )
 """Rooms for machines without torch."""
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import altair
 import pytest
 
 from leakaudit.history.saved_trend import FILE, SavedTrend, load_trend, save_trend
@@ -20,7 +18,8 @@ from leakaudit.reports import write_report
 from leakaudit.reports.allowlist import without_paths
 from leakaudit.reports.charts import COLOURS
 from leakaudit.reports.sections.trend import MOST_SMALL
-from leakaudit.reports.trend_chart import LETTER, place
+from leakaudit.reports.svg import LETTER
+from leakaudit.reports.trend_chart import place
 from leakaudit.results.files import to_json
 from tests.support.factories import NOW, audit
 from tests.support.nights import gap, night, night_id, rate, thirty_nights
@@ -241,21 +240,6 @@ def test_the_charts_use_the_colours_of_both_schemes_and_no_style(charts: list[st
     for chart in charts:
         assert {*re.findall(r"#[0-9a-fA-F]{3,8}\b", chart)} <= {*COLOURS}
         assert " style=" not in chart and "<style" not in chart
-
-
-def test_the_specification_of_the_chart_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Altair knows the Vega-Lite schema."""
-    import vl_convert
-
-    checked: list[Any] = []
-
-    def check(spec: dict[str, Any]) -> str:
-        checked.append(altair.Chart.from_dict(spec))
-        return "<svg ></svg>"
-
-    monkeypatch.setattr(vl_convert, "vegalite_to_svg", check)
-    page_of(tmp_path, thirty_nights(RUN))
-    assert len(checked) >= 2 + MOST_SMALL
 
 
 def test_the_saved_trend_keeps_what_the_advice_needs(tmp_path: Path) -> None:

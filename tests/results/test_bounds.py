@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.special import betaincinv
+from scipy.stats import binom, binomtest, bootstrap, quantile_test
 
 from leakaudit.results import bounds as stats
 
@@ -44,17 +47,62 @@ def test_the_numbers_shown_to_users_hold() -> None:
     assert stats.upper_bound(0, 12) == pytest.approx(0.22, abs=5e-3)
 
 
-@given(st.integers(0, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.6, 0.999))
-def test_bounds_agree_with_scipys_binomial_test(k_n: tuple[int, int], confidence: float) -> None:
-    """The exact interval of scipy's binomtest is another road to the same numbers."""
+@given(
+    st.integers(1, 5_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.sampled_from([0.05, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999]),
+)
+def test_bounds_are_the_quantiles_of_scipys_beta(k_n: tuple[int, int], confidence: float) -> None:
+    """Another road to the same twelve digits: the beta form of the exact interval."""
     k, n = k_n
-    if n == 0:
-        assert (stats.lower_bound(k, n), stats.upper_bound(k, n)) == (0.0, 1.0)
-        return
-    less = binomtest(k, n, alternative="less").proportion_ci(confidence, method="exact")
-    greater = binomtest(k, n, alternative="greater").proportion_ci(confidence, method="exact")
-    assert stats.upper_bound(k, n, confidence) == pytest.approx(less.high, abs=1e-9)
-    assert stats.lower_bound(k, n, confidence) == pytest.approx(greater.low, abs=1e-9)
+    upper = 1.0 if k == n else betaincinv(k + 1, n - k, confidence)
+    lower = 0.0 if k == 0 else betaincinv(k, n - k + 1, 1 - confidence)
+    assert stats.upper_bound(k, n, confidence) == pytest.approx(upper, abs=1e-12)
+    assert stats.lower_bound(k, n, confidence) == pytest.approx(lower, abs=1e-12)
+
+
+def test_bounds_of_no_step_are_the_whole_range() -> None:
+    """Nothing is known without evidence."""
+    assert (stats.lower_bound(0, 0), stats.upper_bound(0, 0)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("n", [30, 60, 1000])
+def test_bootstrap_bounds_lie_among_those_of_scipy(n: int) -> None:
+    """As far from each of scipy's as its seeds are from each other, by three times."""
+    values = np.random.default_rng(n).beta(1, 6, size=n)
+    bounds = stats.mean_bounds(values.tolist())
+    assert bounds is not None
+    seeds = [np.random.default_rng(seed) for seed in range(10)]
+    lower = [
+        bootstrap(
+            (values.tolist(),), np.mean, rng=rng, confidence_level=0.95, alternative="greater"
+        ).confidence_interval.low
+        for rng in seeds[:5]
+    ]
+    upper = [
+        bootstrap(
+            (values.tolist(),), np.mean, rng=rng, confidence_level=0.95, alternative="less"
+        ).confidence_interval.high
+        for rng in seeds[5:]
+    ]
+    for ours, found in ((bounds.lower, lower), (bounds.upper, upper)):
+        assert ours == pytest.approx(np.mean(found), abs=0.06 * values.std() / n**0.5 + 3 * np.std(found))
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=30, max_size=120),
+    st.sampled_from([0.5, 0.9, 0.95]),
+    st.sampled_from([0.9, 0.95]),
+)
+def test_bounds_of_a_quantile_are_those_of_scipy(values: list[float], quantile: float, confidence: float) -> None:
+    """Ties included; None is its nan."""
+    bounds = stats.quantile_bounds(values, quantile, confidence)
+    assert bounds is not None
+    above: Any = quantile_test(values, p=quantile, alternative="greater").confidence_interval(confidence)
+    below: Any = quantile_test(values, p=quantile, alternative="less").confidence_interval(confidence)  # stubs: a float
+    low, high = above.low, below.high
+    assert bounds.lower == (0.0 if np.isnan(low) else low)
+    assert bounds.upper == (None if np.isnan(high) else high)
+    assert stats.percentile(values, quantile) == np.quantile(values, quantile, method="inverted_cdf")
 
 
 @given(st.integers(0, 30), st.integers(0, 200), st.floats(0.005, 0.9))

@@ -65,6 +65,48 @@ class Scratch(torch.optim.Optimizer):
                     p.add_(p.grad, alpha=-group["lr"])
 
 
+class Lion(torch.optim.Optimizer):
+    """Moves every weight by the sign of an average (Chen et al. 2023)."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-3, decay: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_((0.9 * average + 0.1 * p.grad).sign(), alpha=-group["lr"])
+                    average.lerp_(p.grad, 0.01)
+
+
+class EightBits(torch.optim.Optimizer):
+    """Adam whose moments are bytes with one scale, as in bitsandbytes."""
+
+    def __init__(self, parameters: Any, lr: float = 1e-3) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    mean = self._moved(p, "mean", p.grad, 0.1)
+                    square = self._moved(p, "square", p.grad.square(), 0.01)
+                    p.sub_(group["lr"] * mean / (square.clamp_min(0).sqrt() + 1e-8))
+
+    def _moved(self, p: Any, key: str, towards: Tensor, share: float) -> Tensor:
+        """Return a moment after this step; store it in 8 bits."""
+        state = self.state[p]
+        before = state[key].float() * state[f"{key} scale"] if key in state else torch.zeros_like(p)
+        now = before.lerp(towards, share)
+        state[f"{key} scale"] = now.abs().max() / 127 + 1e-30
+        state[key] = (now / state[f"{key} scale"]).round().to(torch.int8)
+        return now
+
+
 class Private(torch.optim.Optimizer):
     """Clips and noises the gradients inside its step."""
 

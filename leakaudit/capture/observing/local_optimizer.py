@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.capture.observing.optimizers import STEP_WRAPPER, base_optimizers
 from leakaudit.capture.observing.private_sgd import private_sgd
 from leakaudit.client.local_steps import state_tensors
-from leakaudit.client.optimizer import ALGORITHMS, ClientOptimizer, Option, ParameterGroup
+from leakaudit.client.optimizer import ALGORITHMS, UNKNOWN, ClientOptimizer, Option, ParameterGroup
 from leakaudit.errors import SnapshotError
 
 WHAT_TO_DO = f"train with one of {', '.join(ALGORITHMS)}, or set `observe='update'`, which keeps the gradient that the optimizer is given"
@@ -41,11 +41,12 @@ def check_local_optimizer(optimizer: Any) -> None:
         raise _refusal(
             movers[0], "a private optimizer around it adds noise in every local step, and nobody keeps that noise"
         )
-    algorithm_of(movers[0])
+    unknown = rule_of(movers[0]) == UNKNOWN
     for group in movers[0].param_groups:
         options_of(movers[0], group)
         rate_of(movers[0], group)
-    state_tensors(movers[0], {id(p): "" for group in movers[0].param_groups for p in group["params"]})
+    if not unknown:
+        state_tensors(movers[0], {id(p): "" for group in movers[0].param_groups for p in group["params"]})
 
 
 def algorithm_of(optimizer: Any) -> str:
@@ -66,6 +67,17 @@ def algorithm_of(optimizer: Any) -> str:
     if changed := _changed_functions(kinds[: kinds.index(base)], base):
         raise _refusal(optimizer, f"it replaces `{changed}` of {base.__name__}, so it may step by another rule")
     return known[base]
+
+
+def rule_of(optimizer: Any) -> str:
+    """Return the name of an optimizer's rule, or `UNKNOWN`.
+
+    The local steps of an unknown one are kept, and attacked by what needs neither its rule nor its moments.
+    """
+    try:
+        return algorithm_of(optimizer)
+    except SnapshotError:
+        return UNKNOWN
 
 
 def _known_classes() -> Iterator[tuple[str, type]]:
@@ -128,6 +140,10 @@ def options_of(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Option]:
     for name in CANNOT_REPEAT:
         if found.pop(name, False):
             raise _refusal(optimizer, f"it was made with `{name}=True`; make it with `{name}=False`")
+    if rule_of(optimizer) == UNKNOWN:
+        return {
+            name: number for name, value in found.items() if isinstance(number := _number(value), bool | int | float)
+        }
     return {name: _option(optimizer, name, value) for name, value in found.items()}
 
 
@@ -199,7 +215,8 @@ class LocalOptimizer:
         Raises:
             SnapshotError: its step cannot be computed again.
         """
-        return cls(algorithm_of(optimizer), not has_stepped(optimizer, names))
+        rule = rule_of(optimizer)
+        return cls(rule, rule != UNKNOWN and not has_stepped(optimizer, names))
 
     def note_step(self, optimizer: Any, names: Mapping[int, str]) -> None:
         """Note the learning rates of a local step that begins.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from leakaudit.capture.observing.optimizers import parameters_of
 from leakaudit.errors import SnapshotError
+from leakaudit.models.quantised_layers import QuantisedLayer
 from leakaudit.models.tensors import persistent_buffers
 from leakaudit.models.wrappers import plain_name
 
@@ -17,8 +18,21 @@ from leakaudit.models.wrappers import plain_name
 class LiveModel:
     """The audited model during training, with its base optimizers."""
 
-    def __init__(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Hold references to both; nothing is copied."""
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        quantised: Mapping[str, QuantisedLayer] | None = None,
+    ) -> None:
+        """Hold references; nothing is copied.
+
+        Args:
+            module: the model itself, without wrappers.
+            optimizers: those that move its weights.
+            quantised: plain name -> layer that stores its matrix in few bits.
+        """
+        self.quantised = quantised or {}
+        self._packed = {name for layer in self.quantised.values() for name in layer.packed}
         self.module = module
         self.optimizers = list(optimizers)
         self.persistent: frozenset[str] = frozenset()
@@ -53,7 +67,8 @@ class LiveModel:
 
     def note_persistent(self, more: frozenset[str]) -> None:
         """Note the buffers that the model stores, and some more, as persistent."""
-        self.persistent = more | {plain_name(name) for name in persistent_buffers(self.module)}
+        stored = {plain_name(name) for name in persistent_buffers(self.module)}
+        self.persistent = frozenset((more | stored) - self._packed)
 
     def optimized(self) -> list[nn.Parameter]:
         """Return the parameters of all optimizers; groups may be added during training."""
@@ -82,8 +97,22 @@ class LiveModel:
 
     def persistent_buffers(self) -> dict[str, Tensor]:
         """Return the persistent buffers by name, tied ones once."""
-        buffers = ((plain_name(name), buffer) for name, buffer in self.module.named_buffers())
-        return {name: buffer for name, buffer in buffers if name in self.persistent}
+        return {name: buffer for name, buffer in self._plain_buffers() if name in self.persistent}
+
+    def buffers_of_a_pass(self) -> dict[str, Tensor]:
+        """Return the buffers that do not hold packed numbers."""
+        return {name: b for name, b in self._plain_buffers() if name not in self._packed}
+
+    def packed_buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the buffers that hold packed numbers of quantised layers."""
+        return [(name, buffer) for name, buffer in self._plain_buffers() if name in self._packed]
+
+    def is_packed(self, name: str) -> bool:
+        """Return whether a tensor holds packed numbers of a quantised layer."""
+        return name in self._packed
+
+    def _plain_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return ((plain_name(name), buffer) for name, buffer in self.module.named_buffers())
 
     def state(self) -> dict[str, Tensor]:
         """Return every parameter and persistent buffer by name; references, not copies."""

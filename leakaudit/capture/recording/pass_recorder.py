@@ -38,7 +38,7 @@ class PassRecorder:
     def add_pass(self, recording: StepRecording, seen: ForwardPass) -> None:
         """Add a forward pass that begins, with the random state before it."""
         if not recording.passes:  # a pass may change buffers
-            recording.buffers = {plain_name(name): _copy(buffer) for name, buffer in self._model.module.named_buffers()}
+            recording.buffers = {name: _copy(buffer) for name, buffer in self._model.buffers_of_a_pass().items()}
         if self._watch_weights:
             self._note_weights(recording, seen)
         seen.rng = random_states([next(self._model.module.parameters())])

@@ -37,6 +37,7 @@ from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import SnapshotError, type_and_place
 from leakaudit.models.first_blocks import BOUNDARY, Parts
+from leakaudit.models.quantised_layers import QuantisedLayer
 from leakaudit.models.wrappers import plain_name
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Recorder:
         complete_manifest: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         withdraw: Callable[[int], None] = lambda _step: None,
         unsaved_buffers: frozenset[str] = frozenset(),
+        quantised: Mapping[str, QuantisedLayer] | None = None,
         made_again: bool = False,
     ) -> None:
         """Prepare; hooks are set by `install`.
@@ -79,12 +81,13 @@ class Recorder:
             complete_manifest: adds the facts that are known only when the optimizer steps, such as scheduled noise.
             withdraw: removes a written step, by its number.
             unsaved_buffers: names of buffers that are kept although the model's state dict does not hold them.
+            quantised: plain name -> layer of the model that stores its matrix in few bits.
             made_again: whether another process makes the model, as it is at the beginning.
         """
         called = model if called is None else called
         self._max_bytes = max_bytes
         self._unsaved_buffers = unsaved_buffers
-        self._model = LiveModel(model, base_optimizers(optimizer))
+        self._model = LiveModel(model, base_optimizers(optimizer), quantised)
         if made_again:
             self._model.note_shapes()
         self.writer = BackgroundWriter(write, self._fail)

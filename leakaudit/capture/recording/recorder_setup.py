@@ -43,6 +43,7 @@ def make_recorder(config: AuditConfig, spool: Spool, description: RunDescription
         max_bytes=config.max_spool_gb * 1e9,
         complete_manifest=description.with_current_defenses,
         unsaved_buffers=description.fit.unlike,
+        quantised=description.fit.quantised,
         withdraw=spool.withdraw,
         made_again=config.schedule != "inline",
         **_options_for_arrays(model),

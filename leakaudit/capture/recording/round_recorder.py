@@ -10,6 +10,7 @@ from leakaudit.capture.recording.local_round import LocalRound
 from leakaudit.capture.recording.step_recording import StepRecording
 from leakaudit.capture.recording.step_tensors import TensorSelection
 from leakaudit.client.local_steps import state_tensors
+from leakaudit.client.optimizer import UNKNOWN
 from leakaudit.errors import LeakAuditError
 
 
@@ -74,7 +75,11 @@ class RoundRecorder:
 
     def _begun(self, recording: StepRecording, optimizer: LocalOptimizer) -> LocalRound:
         weights, frozen = self._selection.before_round(recording)
-        state = {} if optimizer.fresh else state_tensors(self._model.optimizers[0], self._model.names())
+        state = (
+            {}
+            if optimizer.fresh or optimizer.algorithm == UNKNOWN
+            else state_tensors(self._model.optimizers[0], self._model.names())
+        )
         sources = {f"w/{name}": Source(weight, weight.dtype) for name, weight in weights.items()}
         sources |= {f"o/{name}": Source(value, value.dtype) for name, value in state.items()}
         copies, ready = self._buffers.copy(sources, on_gpu=self._model.on_gpu())

@@ -112,12 +112,28 @@ class TensorSelection:
         return StepTensors(update, {**weights, **recording.before}, frozen, self._scales(recording))
 
     def before_round(self, recording: StepRecording) -> tuple[dict[str, Tensor], FrozenWeights]:
-        """Return references to the weights that a step may change, and to all others."""
+        """Return references to the weights that a step may change, and to all others.
+
+        Raises:
+            SnapshotError: the packed numbers of a quantised layer changed since the first kept step.
+        """
         moving = self._model.moving_ids()
-        frozen = self._still_frozen((name, p) for name, p in recording.parameters if id(p) not in moving)
+        unmoved = [(name, p) for name, p in recording.parameters if id(p) not in moving]
+        frozen = self._still_frozen([*unmoved, *self._model.packed_buffers()])
+        self._check_quantised(frozen)
         weights = {name: p.detach() for name, p in recording.parameters if name not in frozen.tensors}
         buffers = {n: b for n, b in recording.buffers.items() if n in self._model.persistent}
         return weights | buffers, frozen
+
+    def _check_quantised(self, frozen: FrozenWeights) -> None:
+        if not self._holds_copies:
+            return
+        for name, layer in self._model.quantised.items():
+            if not layer.packed <= frozen.tensors.keys():
+                raise SnapshotError(
+                    f"the packed numbers of {name!r} changed during the run, or are of a kind whose changes are not seen, so its matrix is not "
+                    "known; keep the quantised layers as they are during an audit"
+                )
 
     def _scales(self, recording: StepRecording) -> dict[str, Tensor]:
         """Return the scale that some gradients still contain, by parameter name.
@@ -129,11 +145,14 @@ class TensorSelection:
         found = {id(p): getattr(one, "grad_scale", None) for one in self._model.optimizers for p in parameters_of(one)}
         return {name: scale for name, p in recording.parameters if (scale := found.get(id(p))) is not None}
 
-    def _still_frozen(self, unmoved: Iterable[tuple[str, nn.Parameter]]) -> FrozenWeights:
+    def _still_frozen(self, unmoved: Iterable[tuple[str, Tensor]]) -> FrozenWeights:
         """Return the parameters that seem not to have changed since the first kept step."""
         if not self._holds_copies:
             return FrozenWeights({}, {})  # this process writes nothing
-        self._frozen = FrozenWeights.of(unmoved) if self._frozen is None else self._frozen.still_in(unmoved)
+        if self._frozen is None:
+            self._frozen = FrozenWeights.of(unmoved, self._model.quantised)
+        else:
+            self._frozen = self._frozen.still_in(unmoved)
         return self._frozen
 
     # ------------------------------------------------------------------ sizes
@@ -194,5 +213,9 @@ class TensorSelection:
         This includes the frozen weights if the step is the first one.
         """
         moving = self._model.moving_ids()
-        frozen = sum(p.numel() * p.element_size() for p in self._model.module.parameters() if id(p) not in moving)
+        frozen = sum(layer.bytes for layer in self._model.quantised.values()) + sum(
+            p.numel() * p.element_size()
+            for name, p in self._model.parameters()
+            if id(p) not in moving and not self._model.is_packed(name)
+        )
         return self.bytes_of_a_step() + (frozen if self._frozen is None else 0)

@@ -166,7 +166,7 @@ class RoundAudit:
     ) -> RoundRun | None:
         """Return the round with its hooks set; None if it is not recorded."""
         description = RunDescription.of(self.config, trainer, model, recipe, self._fit)
-        self._fit = description.fit
+        self._fit = None if description.fit.quantised else description.fit  # which would keep this round's layers alive
         recorder = make_recorder(self.config, self.spool, description)
         self._announce(description, recorder)
         if not self.plan.due(number) or kept >= self.plan.most or self.side.given_up:

@@ -1,0 +1,78 @@
+"""Layers that store their matrix in few bits, as well-known libraries do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class QuantState:
+    """What turns packed numbers into a matrix, as in bitsandbytes."""
+
+    scale: Tensor
+    shape: tuple[int, int]
+
+
+class FourBits(nn.Linear):
+    """Two numbers a byte; the weight (N / 2, 1) is uint8, as in bitsandbytes."""
+
+    def __init__(self, of: nn.Linear, compute: torch.dtype = torch.float32) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.compute = of.in_features, of.out_features, compute
+        matrix = of.weight.detach().float()
+        scale = matrix.abs().max() / 7
+        levels = ((matrix / scale).round() + 8).to(torch.uint8).flatten()
+        packed = (levels[::2] * 16 + levels[1::2]).unsqueeze(1)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.quant_state = QuantState(scale, (of.out_features, of.in_features))
+        self.bias = None if of.bias is None else nn.Parameter(of.bias.detach().clone(), requires_grad=False)
+
+    def dequantise(self) -> Tensor:
+        """Return the matrix (out, in) in float32."""
+        bytes_ = self.weight.flatten()
+        levels = torch.stack([bytes_ // 16, bytes_ % 16], dim=1).flatten().float() - 8
+        return (levels * self.quant_state.scale).view(self.quant_state.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = x.to(self.compute)
+        bias = None if self.bias is None else self.bias.to(self.compute)
+        return nn.functional.linear(given, self.dequantise().to(self.compute), bias).to(x.dtype)
+
+
+class InBuffers(nn.Module):
+    """One number a byte in a buffer, without a weight, as the layers of GPTQ and AWQ."""
+
+    def __init__(self, of: nn.Linear) -> None:
+        super().__init__()
+        matrix = of.weight.detach().float()
+        scales = matrix.abs().amax(dim=1, keepdim=True) / 127
+        self.register_buffer("scales", scales)
+        self.register_buffer("qweight", (matrix / scales).round().to(torch.int8).T.contiguous())
+        self.bias = None if of.bias is None else nn.Parameter(of.bias.detach().clone(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrix: Any = self.qweight.T.float() * self.scales  # type: ignore[operator]
+        return nn.functional.linear(x, matrix.to(x.dtype), self.bias)
+
+
+class RoundsInputs(FourBits):
+    """Rounds its inputs to 8 bits for each token, as 8-bit kernels on a GPU do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = x.detach().abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
+        rounded = (x.detach() / step).round() * step
+        return super().forward(x + (rounded - x).detach())
+
+
+def quantised(model: Any, make: Callable[[nn.Linear], nn.Module], kept: tuple[str, ...] = ("lm_head",)) -> Any:
+    """Replace the linear layers of a model, in place, and freeze everything."""
+    for name, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear and name not in kept:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, make(layer))
+    return model.requires_grad_(False)
