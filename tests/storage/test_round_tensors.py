@@ -1,4 +1,4 @@
-"""The list by which another process tells which sent tensors a round left as they were."""
+"""Another process reads from a list which sent tensors a round left unchanged."""
 
 from __future__ import annotations
 
