@@ -12,7 +12,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from torch import Tensor
 
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.integrations.nvflare import site_folder
+from leakaudit.integrations.nvflare import round_config
 from leakaudit.plugins.testing.small_models import bert, bert_tokenizer
 
 TEXTS = (
@@ -51,14 +51,7 @@ def main() -> None:
     flare.init()
     site = flare.get_site_name()
     # Two attacks, so that the example takes minutes; without `attacks` and `controls` the battery is a whole one.
-    audit: dict[str, Any] = {
-        "unit": "round",
-        "every_n_steps": 1,
-        "attacks": ["embedding-rows", "span"],
-        "controls": 1,
-        "nice": 0,
-    }
-    audit["out_dir"] = str(site_folder(options.out, site))
+    audit = round_config(options.out, attacks=["embedding-rows", "span"], controls=1, nice=0)
     if options.noise:
         audit["shipped_defense"] = f"gaussian-noise(scale={options.noise})"
     if options.no_audit:

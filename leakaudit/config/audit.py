@@ -149,6 +149,9 @@ class AuditConfig(BaseModel):
     rounds: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     """Rounds that are planned, with `unit: round`; null if unknown. The audit ends with the last of them. Until then a later process with the
     same `out_dir` and configuration continues it."""
+    sent_elsewhere: bool = False
+    """Whether another process says what is sent of a round, with `unit: round`: NVFlare's filter, if the training runs in an external
+    process. The round waits for it, also after this process has ended."""
     every_n_steps: CountOrAuto = "auto"
     """Optimizer steps from one kept step to the next. `auto` spreads the steps that the policy needs (or `max_snapshots`) over the run, at
     least 10 steps apart. It keeps 10 to 19 steps of a run of 20 to 99 steps, and every step of a shorter run. If the length of the run is
@@ -235,6 +238,8 @@ class AuditConfig(BaseModel):
     def _rounds_are_counted(self) -> AuditConfig:
         if self.rounds is not None and self.unit != "round":
             raise ValueError("`rounds` counts rounds, and this audit counts steps: set `unit: round` as well")
+        if self.sent_elsewhere and (self.unit != "round" or self.encrypt_to):
+            raise ValueError("`sent_elsewhere` needs `unit: round`, and no `encrypt_to`: the other process has no key")
         if self.unit == "round" and self.schedule == "inline":
             raise ValueError("`unit: round` attacks in a side process: set `schedule` to beside or deferred")
         return self

@@ -2,8 +2,8 @@
 
     job.to(LeakAuditFilter("leakaudit-audit"), "site-1", filter_type=FilterType.TASK_RESULT, tasks=["train"])
 
-The training script of the client keeps its rounds with a `LeakAuditCallback` whose `out_dir` is `site_folder("leakaudit-audit", site)`. As
-the last filter of a task result, this one sees what is sent after all others. It makes a new result from copies of what may leave:
+The training script of the client keeps its rounds with `LeakAuditCallback(round_config("leakaudit-audit"))`, in the client's process or in an
+external one, whose rounds the filter finds on the disk. As the last filter of a task result, this one sees what is sent after all others. It makes a new result from copies of what may leave:
 weights of the round, or their differences, which the attacks on the round have judged; tensors of the model that are as they were before the
 round; and a few single numbers. Everything else blocks the transmission, and so does whatever cannot be judged.
 """
@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nvflare.apis.dxo import DataKind
+from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from leakaudit.capture.notify import notify
-from leakaudit.capture.rounds.registry import open_round
+from leakaudit.capture.rounds.elsewhere import Moment
+from leakaudit.capture.rounds.registry import audit_in, leave_rounds, open_round_elsewhere
+from leakaudit.capture.rounds.sent import OpenRound
 from leakaudit.capture.rounds.transmission import TIMEOUT_SECONDS, judge_round
 from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
 from leakaudit.integrations.contents import DTYPES, Numbers, copied_array, like, plain_dict
@@ -53,6 +56,26 @@ def site_folder(out_dir: Path | str, site: str) -> Path:
     return Path(out_dir).absolute() / site
 
 
+def round_config(out_dir: Path | str, **more: Any) -> dict[str, Any]:
+    """Return the configuration of the audit in a client's training script.
+
+    It fits an in-process and an external executor. Call it after `flare.init()`.
+
+    Args:
+        out_dir: as in `site_folder` and in the `LeakAuditFilter` of the job.
+        more: further keys of the configuration, such as `shipped_defense`.
+    """
+    from nvflare.client.api import get_site_name
+
+    return {
+        "unit": "round",
+        "every_n_steps": 1,
+        "sent_elsewhere": True,
+        "out_dir": str(site_folder(out_dir, get_site_name())),
+        **more,
+    }
+
+
 class LeakAuditFilter(Filter):  # type: ignore[misc]  # nvflare ships no types
     """A filter for the results of a client's tasks.
 
@@ -79,6 +102,7 @@ class LeakAuditFilter(Filter):  # type: ignore[misc]  # nvflare ships no types
         self.policy = policy
         self.timeout_s = timeout_s
         self.numbers = numbers
+        self._since: dict[Path, Moment] = {}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Any:
         """Return a new result that holds what may leave.
@@ -143,7 +167,7 @@ class LeakAuditFilter(Filter):  # type: ignore[misc]  # nvflare ships no types
     def _judged(self, data: Any, differences: bool, fl_ctx: FLContext) -> dict[str, Any]:
         """Return copies of the sent arrays after the attacks on them."""
         folder = site_folder(self.out_dir, fl_ctx.get_identity_name())
-        made = open_round(folder)
+        made = self._round(folder)
         if made is not None:
             if not all(type(name) is str for name in data):
                 raise SnapshotError("some of its arrays have names that are no strings")
@@ -155,6 +179,31 @@ class LeakAuditFilter(Filter):  # type: ignore[misc]  # nvflare ships no types
             self._block(f"{judged.status}: {judged.reason}")
         notify(f"round {judged.round} may be sent: {judged.reason}")
         return {name: like(copies[name], data[name]) for name in sorted(copies)}  # their order must not tell anything
+
+    def _round(self, folder: Path) -> OpenRound | None:
+        """Return the round that is sent, of this process or of an external one.
+
+        Raises:
+            LeakAuditError: an external process keeps rounds, and none of them may be sent.
+        """
+        audit = audit_in(folder)
+        if audit is not None and not audit.trains_elsewhere:
+            return audit.last
+        if not (folder / "spool").is_dir():
+            return None
+        if (since := self._since.get(folder)) is None:
+            raise SnapshotError("the filter did not see the task come, so it cannot tell which round is sent")
+        return open_round_elsewhere(folder, since, self.timeout_s)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Note how far the audit is when a task comes, and leave it when the job ends."""
+        if event_type not in (EventType.BEFORE_TASK_DATA_FILTER, EventType.END_RUN):
+            return
+        folder = site_folder(self.out_dir, fl_ctx.get_identity_name())
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            self._since[folder] = Moment.now(folder)
+        elif (audit := audit_in(folder)) is not None and audit.trains_elsewhere:
+            leave_rounds(folder)
 
     def _block(self, why: str) -> NoReturn:
         """Stop the transmission, and tell the client's user."""

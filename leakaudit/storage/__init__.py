@@ -17,6 +17,7 @@ __all__ = [
     "partial_steps",
     "participants",
     "retention",
+    "round_tensors",
     "rounds_file",
     "run_folders",
     "safetensors_stream",

@@ -82,6 +82,27 @@ def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command:
         return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
 
 
+def join_rounds(folder: Path) -> Spool:
+    """Take part in the audit of rounds that another process began in a folder.
+
+    Raises:
+        RoundError: no audit there is open to this process: it has ended, is none of rounds, says itself what is sent, or is on another host.
+    """
+    try:
+        _, audit = Spool.open(folder / "spool")
+    except (SpoolError, OSError):
+        raise RoundError(f"no training is audited in {folder}") from None
+    if not audit.config.sent_elsewhere or audit.config.encrypt_to:
+        raise RoundError(
+            f"the training audited in {folder} lets no other process say what is sent: set `unit: round` and `sent_elsewhere: true` there"
+        )
+    if not audit.trainer_is_here():
+        raise RoundError(f"the training audited in {folder} runs on another machine")
+    if read_totals(folder / "spool") is not None:
+        raise RoundError(f"the audit in {folder} has ended")
+    return _joined(folder / "spool")
+
+
 def _joined(root: Path) -> Spool:
     """Return the spool that another process began, for this one to write into it.
 

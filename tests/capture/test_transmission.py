@@ -6,6 +6,9 @@ A leak blocks, a round that protects passes, and whatever cannot be judged block
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from leakaudit.capture.rounds import registry
 from leakaudit.capture.worker.shared_process import SharedSideProcess
 from leakaudit.config.audit import PluginSpec
 from leakaudit.gate.verdict import Status
+from leakaudit.results.files import load_results
 from leakaudit.storage.held_rounds import held_rounds
 from leakaudit.storage.spool import Spool
 from tests.support import tiny, tiny_trainer
@@ -98,6 +102,19 @@ def test_what_cannot_be_judged_is_blocked(tmp_path: Path, idle: None) -> None:
     assert audit.last is not None
     audit.last.kept = lambda: False
     assert "was not kept" in judge_round().reason
+
+
+def test_one_command_of_the_message_attacks_a_round_that_time_ran_out_for(tmp_path: Path, idle: None) -> None:
+    """As it stands there, after the training has ended."""
+    folder = tmp_path / "with a space"
+    trainer_round(folder)
+    late = judge_round(timeout_s=0.5)
+    assert late.status is Status.ERROR
+    finish()
+    program, *arguments = shlex.split(late.reason.split("`")[1])
+    assert program == "leakaudit"
+    subprocess.run([sys.executable, "-m", "leakaudit", *arguments], check=True, capture_output=True, timeout=300)
+    assert [step.id for step in load_results(folder / "audit").steps] == ["st-000000"]
 
 
 def test_a_judgement_that_takes_too_long_is_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,12 @@ BITS = np.unpackbits(np.frombuffer(TEXT.encode(), dtype=np.uint8))
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Site]]:
-    """Return one client for each declared defence, with one worker each."""
+@pytest.fixture(scope="module", params=["in-process", pytest.param("external", marks=pytest.mark.integrations)])
+def sites(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Site]]:
+    """Return one client for each declared defence, with one worker each.
+
+    The filter finds its rounds in its own process, or on the disk only.
+    """
     opened: dict[str, Site] = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         stand_in(monkeypatch)
@@ -39,10 +42,17 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
         def site(declared: str) -> Site:
             if declared not in opened:
                 make = with_adapters if declared == ADAPTERS else None
-                opened[declared] = Site(tmp_path_factory.mktemp("site"), declared.removeprefix(ADAPTERS), make)
+                opened[declared] = Site(
+                    tmp_path_factory.mktemp("site"),
+                    declared.removeprefix(ADAPTERS),
+                    make,
+                    elsewhere=request.param == "external",
+                )
             return opened[declared]
 
         yield site
+        for one in opened.values():
+            one.left()
         finish()
 
 

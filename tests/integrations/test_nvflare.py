@@ -105,10 +105,13 @@ def test_differences_are_read_like_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(snapshot.sent.update[name], update)
 
 
-def test_the_simulator_blocks_a_leak_and_what_cannot_be_judged_and_lets_noise_through(tmp_path: Path) -> None:
-    """The three clients of the example."""
+@pytest.mark.parametrize("where", [(), ("--external",)], ids=["in-process", "external"])
+def test_the_simulator_blocks_a_leak_and_what_cannot_be_judged_and_lets_noise_through(
+    tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    """The three clients of the example, in one process and in two."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--rounds", "1", "--out", str(tmp_path / "audits")],
+        [sys.executable, str(EXAMPLE), *where, "--rounds", "1", "--out", str(tmp_path / "audits")],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr

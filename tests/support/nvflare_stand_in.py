@@ -77,6 +77,13 @@ class DXO:
         return made
 
 
+class EventType:
+    """Names of events."""
+
+    BEFORE_TASK_DATA_FILTER = "_before_task_data_filter"
+    END_RUN = "_end_run"
+
+
 class Filter:
     """Base class of filters."""
 
@@ -87,6 +94,7 @@ class ContentBlockedException(Exception):  # nvflare's name
 
 MODULES: dict[str, dict[str, Any]] = {
     "apis.dxo": {"DXO": DXO, "DataKind": DataKind},
+    "apis.event_type": {"EventType": EventType},
     "apis.filter": {"Filter": Filter, "ContentBlockedException": ContentBlockedException},
     "apis.fl_constant": {"ReturnCode": ReturnCode},
     "apis.fl_context": {"FLContext": object},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.rounds import registry, transmission
+from leakaudit.capture.rounds.audit import RoundAudit
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.gate.evaluate import evaluate_step
 from leakaudit.gate.policy import Policy
@@ -109,14 +111,26 @@ class Trained:
 class Site:
     """One client with one audit; each of its rounds is sent once."""
 
-    def __init__(self, folder: Path, declared: str = "", make: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        declared: str = "",
+        make: Callable[[], nn.Module] | None = None,
+        *,
+        elsewhere: bool = False,
+    ) -> None:
         """Note the arguments; the side process starts with the first round.
 
         Args:
             folder: of the audits of all clients.
             declared: the defence that the protocol declares, "" for none.
             make: makes the model; None for a tiny BERT with a frozen part.
+            elsewhere: whether the filter finds the rounds on the disk only, as in another process.
         """
+        from leakaudit.integrations.nvflare import LeakAuditFilter
+
+        self._filter = LeakAuditFilter(str(folder), timeout_s=90)
+        self._filters_audits: dict[str, RoundAudit] | None = {} if elsewhere else None
         self.folder = folder
         self._make = make or _partly_frozen
         self._last: Weights | None = None
@@ -125,11 +139,12 @@ class Site:
         attacks = tuple(PluginSpec(name=name) for name in ("embedding-rows", "span"))
         self._config = AuditConfig(
             out_dir=folder / "site-1", unit="round", every_n_steps=1, max_snapshots=10_000, attacks=attacks,
-            controls=1, device="cpu", nice=0, at_end="detach", **shipped,
+            controls=1, device="cpu", nice=0, at_end="detach", sent_elsewhere=elsewhere, **shipped,
         )  # fmt: skip
 
     def trained(self) -> Trained:
         """Train a round."""
+        self._filter.handle_event("_before_task_data_filter", Context())
         model, tokenizer = self._make(), tiny.bert_tokenizer()
         before = _state(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
@@ -147,12 +162,24 @@ class Site:
         """Send a result; return what leaves and "", or None and why it is blocked."""
         from nvflare.apis.filter import ContentBlockedException
 
-        from leakaudit.integrations.nvflare import LeakAuditFilter
-
         try:
-            return LeakAuditFilter(str(self.folder), timeout_s=90).process(result, Context()), ""
+            with self._as_the_filters_process():
+                return self._filter.process(result, Context()), ""
         except ContentBlockedException as error:
             return None, str(error)
+
+    @contextmanager
+    def _as_the_filters_process(self) -> Iterator[None]:
+        """Hide the audits of the training, if the filter is to find its own."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self._filters_audits is not None:
+                patch.setattr(registry, "_open", self._filters_audits)
+            yield
+
+    def left(self) -> None:
+        """End the filter's part of the audit."""
+        with self._as_the_filters_process():
+            registry.leave_rounds(self.folder / "site-1")
 
 
 def _state(model: nn.Module) -> Weights:

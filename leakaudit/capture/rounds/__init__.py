@@ -10,4 +10,4 @@ This package may import what `capture` may.
         kept.sent(state_dict)                # what leaves the machine, after clipping, noise, compression
 """
 
-__all__ = ["audit", "before_round", "registry", "run", "sent", "transmission"]
+__all__ = ["audit", "before_round", "elsewhere", "registry", "run", "sent", "transmission"]

@@ -18,7 +18,7 @@ from torch import nn
 from leakaudit.capture.announcements import kept_in_words, nothing_kept_in_words, plan_in_words
 from leakaudit.capture.background_tasks import BackgroundTasks
 from leakaudit.capture.context import TrainerContext
-from leakaudit.capture.describe import RunDescription
+from leakaudit.capture.describe import RunDescription, declared_defenses
 from leakaudit.capture.fitness import Fit, left_out_in_words
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
@@ -33,7 +33,8 @@ from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.rounds.sent import OpenRound
 from leakaudit.capture.unaudited import mark
 from leakaudit.capture.worker.shared_process import SharedSideProcess
-from leakaudit.config.audit import AuditConfig
+from leakaudit.client.facts import DeclaredDefense
+from leakaudit.config.audit import NONE, AuditConfig
 from leakaudit.config.invocation import training_command
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.models.recipe import ModelRecipe
@@ -41,6 +42,7 @@ from leakaudit.models.wrappers import plain_name
 from leakaudit.results.wording import counted
 from leakaudit.storage.held_rounds import held_rounds, release
 from leakaudit.storage.participants import others_left
+from leakaudit.storage.round_tensors import write_round_tensors
 from leakaudit.storage.rounds_file import added, changing_rounds, read_rounds, totals_so_far
 from leakaudit.storage.run_folders import check_same_configuration, join_or_allocate
 from leakaudit.storage.spool import Spool
@@ -62,6 +64,8 @@ class RoundAudit:
     """Digest of the model; all rounds have the same."""
     note: str
     """For the user: what happened to an earlier audit in the folder."""
+    trains_elsewhere: bool = False
+    """Whether another process trains, and this one only says what is sent."""
     tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     owner: int = field(default_factory=os.getpid)
     """Process that this object belongs to; a fork of it has its own."""
@@ -198,20 +202,18 @@ class RoundAudit:
         self.current = None
         seconds = time.monotonic() - run.started
         if completely and run.before is not None:
+            kept, defenses = (lambda: run.recorder.counters.kept > 0), _defenses(run.description)
             self.last = OpenRound(
-                run.number,
-                self.config.out_dir,
-                run.before,
-                self.spool,
-                run.description,
-                self.tasks.add,
-                kept=lambda: run.recorder.counters.kept > 0,
+                run.number, self.config.out_dir, run.before, self.spool, *defenses, self.tasks.add, kept
             )
         self.tasks.add(functools.partial(self._count_written, run, seconds))
 
     def _count_written(self, run: RoundRun, seconds: float) -> None:
         run.recorder.written(PATIENCE_SECONDS)
-        self._count(run.totals(seconds))
+        try:
+            _list_tensors(self, run)
+        finally:
+            self._count(run.totals(seconds))
 
     def _count(self, more: Totals) -> None:
         with changing_rounds(self.spool.root) as rounds:
@@ -255,7 +257,8 @@ class RoundAudit:
         """
         if self.current is not None:
             self.current.interrupt("the audit was finished during a round")
-        self.release()
+        if not (at_exit and self.config.sent_elsewhere):
+            self.release()
         self.tasks.wait(PATIENCE_SECONDS)
         if self.spool.gone():
             raise SpoolError(f"somebody removed {self.spool.root}")
@@ -278,7 +281,8 @@ class RoundAudit:
 
     def _goes_on(self) -> bool:
         """Return whether other processes continue the audit; say so if they are to come."""
-        if others_left(self.spool.root, self.spool.lock):
+        waits = self.config.sent_elsewhere and bool(held_rounds(self.spool.root))
+        if waits or others_left(self.spool.root, self.spool.lock):
             return True
         begun, planned = read_rounds(self.spool.root).begun, self.config.rounds
         if planned is None or begun >= planned:
@@ -295,6 +299,18 @@ class RoundAudit:
             self.side.wait_then_leave(self.config.wait_at_end_s)
         elif self.side.ensure():
             self.side.leave_alone()
+
+
+def _list_tensors(audit: RoundAudit, run: RoundRun) -> None:
+    """Write the list of a kept round's tensors, if another process sends it."""
+    if audit.config.sent_elsewhere and run.before is not None and run.recorder.counters.kept:
+        listed = run.before.listed(*_defenses(run.description))
+        write_round_tensors(audit.spool.snapshot_folder(run.number), listed)
+
+
+def _defenses(run: RunDescription) -> tuple[tuple[DeclaredDefense, ...], tuple[DeclaredDefense, ...]]:
+    """Return the declared defences in the produced update, and those after it."""
+    return declared_defenses(NONE, run.private), declared_defenses(run.shipped_defense, None)
 
 
 def _leave_empty(audit: RoundAudit, totals: Totals) -> None:

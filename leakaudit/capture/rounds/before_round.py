@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.frozen_weights import FrozenWeights
+from leakaudit.storage.round_tensors import RoundTensors, UnmovedTensor
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that a `PeftModel` adds to the names of the model inside it."""
@@ -45,6 +47,24 @@ class BeforeRound:
             frozen=FrozenWeights.of((name, p) for name, p in parameters.items() if id(p) not in moved),
             buffers={plain_name(name): b.detach().clone() for name, b in model.named_buffers()},
             known=dict(_known(model)),
+        )
+
+    def listed(self, own: tuple[DeclaredDefense, ...], declared: tuple[DeclaredDefense, ...]) -> RoundTensors:
+        """Return the list of these tensors, for another process; it reads all their bytes.
+
+        Frozen parameters that changed since are left out.
+
+        Args:
+            own: declared defences that are in the produced update already.
+            declared: declared defences that the sent update goes through after that.
+        """
+        frozen = {n: t for n, t in self.frozen.tensors.items() if self.frozen.is_unchanged(n)}
+        return RoundTensors(
+            trained={name: tuple(shape) for name, shape in self.trained.items()},
+            unmoved={name: UnmovedTensor.of(tensor) for name, tensor in (frozen | dict(self.buffers)).items()},
+            known=dict(self.known),
+            own=own,
+            declared=declared,
         )
 
     def as_before(self, name: str, sent: Tensor, *, differences: bool) -> bool:

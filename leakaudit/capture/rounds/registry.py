@@ -19,6 +19,7 @@ from leakaudit.capture.context import TrainerContext
 from leakaudit.capture.describe import audited_model, recipe_of
 from leakaudit.capture.refusals import check_run
 from leakaudit.capture.rounds.audit import RoundAudit
+from leakaudit.capture.rounds.elsewhere import Moment, joined, open_held
 from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.rounds.sent import OpenRound
 from leakaudit.config.audit import AuditConfig
@@ -102,6 +103,39 @@ def open_round(out_dir: Path | str | None = None) -> OpenRound | None:
     return None if audit is None else audit.last
 
 
+def open_round_elsewhere(out_dir: Path, since: Moment, timeout_s: float) -> OpenRound | None:
+    """Return the round that another process trained, to say what is sent of it.
+
+    This process then takes part in the audit, until `finish_rounds` or its end.
+
+    Args:
+        out_dir: folder of the audit.
+        since: moment before the training; older rounds are not sent.
+        timeout_s: most seconds to wait until the round is on the disk.
+
+    Returns:
+        The round; None if no process keeps rounds there.
+
+    Raises:
+        RoundError: the audit or the round is not open to this process.
+        SnapshotError: the round is damaged.
+    """
+    key = _key(out_dir)
+    audit = audit_in(out_dir)
+    if audit is not None and not audit.spool.lock.is_file():  # another audit has its place
+        _forget(audit)
+        audit = None
+    if audit is None:
+        if not (out_dir / "spool").is_dir():
+            return None
+        if not _open:
+            atexit.register(_finish_at_exit)
+        audit = _open[key] = joined(out_dir)
+    audit.last = None
+    audit.last = open_held(audit, since, timeout_s)
+    return audit.last
+
+
 def audit_in(out_dir: Path | str | None = None) -> RoundAudit | None:
     """Return the open audit of rounds in a folder.
 
@@ -126,6 +160,15 @@ def finish_rounds(out_dir: Path | str | None = None) -> None:
     for key, audit in list(_open.items()):
         if audit.owner == os.getpid() and wanted in (None, key):
             _finish(audit, at_exit=False, wait=True)
+
+
+def leave_rounds(out_dir: Path) -> None:
+    """Leave the audit of a folder; end it if no other process continues it.
+
+    A problem is logged, never raised.
+    """
+    if (audit := audit_in(out_dir)) is not None:
+        _finish(audit, at_exit=True, wait=True)
 
 
 def _finish_at_exit() -> None:

@@ -6,20 +6,32 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from leakaudit.capture.describe import RunDescription, declared_defenses
-from leakaudit.capture.rounds.before_round import BeforeRound
-from leakaudit.config.audit import NONE
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.errors import LeakAuditError, SnapshotError
 from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.held_rounds import add_sent, release
+from leakaudit.storage.round_tensors import WIRE_TYPES
 from leakaudit.storage.spool import Spool
 
-WIRE_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Types in which weights are audited as they were sent. Wider ones pass if float32 holds the same numbers."""
+
+class TensorsBefore(Protocol):
+    """The model's tensors before a round, in the process or in a list of them."""
+
+    @property
+    def trained(self) -> Mapping[str, Sequence[int]]:
+        """Name -> shape of each parameter that the round trained."""
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Name that a client may use -> name of the tensor."""
+
+    def as_before(self, name: str, sent: Tensor, *, differences: bool) -> bool:
+        """Return whether a sent tensor is one that the round left as it was."""
 
 
 @dataclass(eq=False)
@@ -33,10 +45,13 @@ class OpenRound:
     """Number of the round in its audit, counted from 0."""
     folder: Path
     """Folder of the audit."""
-    before: BeforeRound = field(repr=False)
+    before: TensorsBefore = field(repr=False)
     """The model's tensors before the round."""
     _spool: Spool = field(repr=False)
-    _description: RunDescription = field(repr=False)
+    _own: Sequence[DeclaredDefense] = field(repr=False)
+    """Declared defences that are in the produced update already."""
+    _declared: Sequence[DeclaredDefense] = field(repr=False)
+    """Declared defences that the sent update goes through after that."""
     _later: Callable[[Callable[[], None]], None] = field(repr=False)
     """Runs a task beside training, after the round is on the disk."""
     kept: Callable[[], bool] = field(repr=False)
@@ -120,11 +135,9 @@ class OpenRound:
         if not self._path.is_dir():
             self.lost = "the round was not kept, or was attacked before"
             return  # the log says why
-        own = declared_defenses(NONE, self._description.private)
-        declared = declared_defenses(self._description.shipped_defense, None)
         recipients: Sequence[str] = self._spool.keys.recipients if self._spool.keys else ()
         try:
-            add_sent(self._path, weights, own, declared, recipients, differences=differences, beside=beside)
+            add_sent(self._path, weights, self._own, self._declared, recipients, differences=differences, beside=beside)
         except LeakAuditError as error:
             self.lost = str(error)
             raise
@@ -139,13 +152,13 @@ def _release(folder: Path) -> None:
     release(folder)
 
 
-def _check(name: str, sent: Tensor, shape: torch.Size) -> None:
+def _check(name: str, sent: Tensor, shape: Sequence[int]) -> None:
     """Refuse a tensor that cannot be audited.
 
     Raises:
         SnapshotError: its shape, its type or its numbers are not those of weights.
     """
-    if sent.shape != shape:
+    if tuple(sent.shape) != tuple(shape):
         raise SnapshotError(
             f"{name!r} is sent in another shape than the parameter has, {tuple(sent.shape)} instead of {tuple(shape)}: give whole weights, "
             "after what compresses them was undone"

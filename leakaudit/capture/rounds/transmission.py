@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from leakaudit.capture.remaining_snapshots import command_to_continue
 from leakaudit.capture.rounds.audit import RoundAudit
 from leakaudit.capture.rounds.registry import audit_in
 from leakaudit.errors import LeakAuditError, ResultsError, type_and_place
@@ -112,7 +113,8 @@ def _judge(out_dir: Path | str | None, policy: Policy | Path | None, timeout_s: 
             status, sentence = evaluate_step(results, rules, step, now=datetime.now(UTC))
             return Judgement(status, sentence, last.number)
     why = audit.side.why_given_up or f"the attacks on it were not finished after {timeout_s:g} s"
-    return Judgement(Status.ERROR, f"The round cannot be judged: {why}.", last.number)
+    later = f"it stays on the disk, and {command_to_continue(audit.spool)} attacks it later"
+    return Judgement(Status.ERROR, f"The round cannot be judged: {why}; {later}.", last.number)
 
 
 def _not_declared(record: StepRecord) -> str:
