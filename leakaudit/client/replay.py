@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakaudit.models.attention import set_attention
+
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Remove the gradients from the parameters and return them in float32.
@@ -59,11 +61,11 @@ def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
     if attention != "sdpa" or now in (None, attention) or not hasattr(model, "set_attn_implementation"):
         yield
         return
-    model.set_attn_implementation(attention)  # type: ignore[operator]
+    set_attention(model, attention)
     try:
         yield
     finally:
-        model.set_attn_implementation(now)  # type: ignore[operator]
+        set_attention(model, now)
 
 
 def attention_is_repeated(model: nn.Module, attention: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.errors import ModelError
+from leakaudit.models.attention import set_attention
 from leakaudit.models.config_numbers import check_numbers
 from leakaudit.models.factories import factory_named
 from leakaudit.models.loading import quiet_transformers
@@ -153,5 +154,5 @@ def _made(recipe: ModelRecipe) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{recipe.made_by!r} made a {type(model).__name__}, not a model")
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("eager")  # type: ignore[operator]
+        set_attention(model, "eager")
     return model

@@ -71,7 +71,8 @@ def _run(model: Any, folder: Path | None, **more: Any) -> Any:
     def loop() -> None:
         for _ in range(2):
             optimizer.zero_grad()
-            model(**_batch(model)).loss.backward()
+            batch = {name: value.to(next(model.parameters()).device) for name, value in _batch(model).items()}
+            model(**batch).loss.backward()
             optimizer.step()
 
     if folder is None:
