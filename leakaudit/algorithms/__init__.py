@@ -12,7 +12,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 - `language_models`: priors over texts.
 - `adam_step`: guesses compared with the first step of Adam.
 - `gradient_estimate`: the gradient that a difference of weights hides.
-- `above_noise`, `embedding_rows`, `noise_entries`, `padding`, `position_rows`, `precision`, `resimulation`: parts that the families share.
+- `above_noise`, `embedding_rows`, `least_squares`, `noise_entries`, `padding`, `position_rows`, `precision`, `resimulation`: parts that the families share.
 
 An algorithm never sees `Truth`, the client's step, stored snapshots or another attack.
 """

@@ -12,7 +12,7 @@ import torch
 
 from leakaudit.audit.comparison import Update, relative_error
 from leakaudit.client.other_order import other_order
-from leakaudit.client.replay import attention_is_repeated
+from leakaudit.client.replay import attention_is_repeated, repeats_tf32
 from leakaudit.client.step import ClientStep
 from leakaudit.models.tensors import coarsest_dtype
 
@@ -82,6 +82,11 @@ class Accuracy:
         return max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in self.precisions)
 
     @property
+    def is_coarse(self) -> bool:
+        """Whether the client computed with fewer digits than float32 has."""
+        return self.largest > FLOAT32_TOLERANCE
+
+    @property
     def tight(self) -> float:
         """Relative error that counts as rounding without a measurement."""
         return max(TIGHT.get(kind, FLOAT32_TIGHT) for kind in self.precisions)
@@ -100,6 +105,8 @@ class Accuracy:
         trained_on = {"cuda" if "cuda" in batch.rng else "cpu" for batch in step.truth.micro_batches if batch.rng}
         autocast, client, computed_in = self.precisions
         replayed = max(TOLERANCE.get(kind, FLOAT32_TOLERANCE) for kind in (autocast, computed_in))
+        if repeats_tf32(client, here):
+            replayed = self.largest
         what = ""
         if trained_on - {here}:
             what = f"it was trained on {' and '.join(sorted(trained_on))} and is verified on {here}"

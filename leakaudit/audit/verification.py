@@ -19,6 +19,7 @@ from leakaudit.audit.declared_noise import (
     clipping_hint,
     is_noise,
     noise_is_changed,
+    opposite_direction,
     same_direction,
 )
 from leakaudit.audit.known_factors import refined_factors, why_scaled
@@ -27,6 +28,12 @@ from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.results.schema import Verification, VerificationStatus
+
+ROUNDED = 0.98
+"""Smallest cosine at which coarse rounding that is not repeated here may be all that differs.
+
+Our choice: it is an error of a fifth. TF32 (10 bits) moved updates of a T5 by 1e-2 and more (`docs/measurements/gpu.md`).
+"""
 
 
 def verify(step: ClientStep, observed: Update, *, repeated: Update | None = None) -> Verification:
@@ -309,10 +316,8 @@ class _Verifier:
             )
         if noise_is_changed([plugin.added_noise(self.step, self.observed) > 0 for plugin in self.active]):
             return _unverifiable("the declared noise was changed by a defence that was applied after it", *numbers)
-        if self.repeated is None and loses_dropout(self.step) and same_direction(found, self.sigma):
-            return _unverifiable(f"dropout state was not kept; cosine {found.cosine:.2f}", *numbers)
-        if (rounded := _inputs_rounded(self.step)) and same_direction(found, self.sigma):
-            return _unverifiable(f"{rounded}; cosine {found.cosine:.2f}", *numbers)
+        if why := _why_other_here(self.step, self.accuracy, found, self.sigma, computed=self.repeated is None):
+            return _unverifiable(f"{why}; cosine {found.cosine:.2f}", *numbers)
         if self.weights is not None and not self.active and self.weights.is_open():
             return _unverifiable(f"{OTHER_ROUNDING}; cosine {found.cosine:.2f}", *numbers)
         # Every entry of a difference of weights has to be explained, and a factor for a small tensor explains anything.
@@ -325,6 +330,21 @@ class _Verifier:
             relative_error=numbers[0],
             scale=numbers[1],
         )
+
+
+def _why_other_here(
+    step: ClientStep, accuracy: Accuracy, found: UpdateComparison, sigma: float, *, computed: bool
+) -> str:
+    """Return why the client's own computation may differ from the one here.
+
+    Empty if what differs here cannot explain the update.
+    """
+    if computed and loses_dropout(step) and not opposite_direction(found, sigma):
+        return "the dropout masks cannot be drawn again here"
+    if (rounded := _inputs_rounded(step)) and same_direction(found, sigma):
+        return rounded
+    coarse = computed and accuracy.is_coarse and found.cosine >= ROUNDED
+    return accuracy.why_unmeasured(step) if coarse else ""
 
 
 def _inputs_rounded(step: ClientStep) -> str:

@@ -51,6 +51,30 @@ def neftune_noise(model: nn.Module, alpha: float | None) -> Iterator[None]:
 
 
 @contextmanager
+def client_products(precision: str, device: torch.device) -> Iterator[None]:
+    """Round products of matrices in the block as the client did.
+
+    A device that cannot keeps its own way. The setting is that of the whole process, and it comes back afterwards.
+
+    Args:
+        precision: `Facts.dtype` of the client; `tf32` if its products of float32 matrices were rounded to TF32.
+        device: where the step is computed. A CPU has no TF32.
+    """
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if repeats_tf32(precision, device.type) else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def repeats_tf32(precision: str, device: str) -> bool:
+    """Return whether a kind of device can repeat products rounded to TF32."""
+    return precision == "tf32" and device == "cuda"
+
+
+@contextmanager
 def client_attention(model: nn.Module, attention: str) -> Iterator[None]:
     """Use the attention implementation of the client's model within the block.
 

@@ -21,6 +21,7 @@ from leakaudit.client.output_gradients import gradients_by_row, send_back
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
     client_attention,
+    client_products,
     neftune_noise,
     restored_random_state,
     take_gradients,
@@ -140,6 +141,7 @@ class ClientStep:
             with (
                 neftune_noise(self.model, self.recipe.neftune_alpha),
                 client_attention(self.model, self.recipe.attention),
+                client_products(self.facts.dtype, next(self.model.parameters()).device),
             ):
                 yield parameters
 

@@ -291,7 +291,7 @@ def test_dropout_without_its_random_state_is_unverifiable() -> None:
     forgot = replace(one, truth=Truth((replace(one.truth.micro_batches[0], rng={}),)))
     found = verify(forgot, update)
     assert found.status is VerificationStatus.UNVERIFIABLE
-    assert "dropout state was not kept" in found.note
+    assert "the dropout masks cannot be drawn again" in found.note
 
 
 @pytest.mark.parametrize("change", ["compiled", "another device"])

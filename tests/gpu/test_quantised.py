@@ -18,20 +18,23 @@ pytestmark = pytest.mark.gpu
 
 
 def test_steps_on_a_quantised_base_say_which_of_them_can_be_repeated(tmp_path: Path) -> None:
-    """4 bits are verified; 8 bits round their inputs on a GPU, and the stamp says so; training stays the same."""
+    """Steps on 4 bits are verified, and training stays the same.
+
+    Layers of 8 bits round their inputs on a GPU.
+    """
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("peft")
     from tests.capture.test_adapters import _run
-    from tests.integrations.test_bitsandbytes import CLIENTS, as_bytes
+    from tests.integrations.test_bitsandbytes import as_bytes, clients
 
     said, unverified = [], []
-    for name, make in CLIENTS.items():
+    for name, make in clients(DEVICE).items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            plain: Any = make().to(DEVICE).train()
+            plain: Any = make().train()
             torch.manual_seed(0)
-            audited: Any = make().to(DEVICE).train()
+            audited: Any = make().train()
             snapshots = kept(_run(audited, tmp_path / name))
             _run(plain, None)
         mine = dict(plain.named_parameters())

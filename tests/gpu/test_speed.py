@@ -1,4 +1,7 @@
-"""How much faster attacks are on a GPU than on one core, on an encoder of 22 million parameters."""
+"""How much faster attacks are on a GPU than on one core.
+
+The model is an encoder of 22 million parameters.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ MOST_S = 30.0
 
 @pytest.mark.parametrize("attack", TIMED)
 def test_an_attack_finds_the_same_on_a_gpu_and_on_one_core(attack: str, tmp_path: Path) -> None:
-    """Seconds and memory are printed; a search that a budget ends may find different things."""
+    """Seconds and memory are printed; a search that is cut may find less."""
     torch.manual_seed(SEED)
     config = tiny.hf.BertConfig(num_labels=4, vocab_size=WORDS, **SHAPES["22M"])
     model = tiny.hf.BertForSequenceClassification(config).to(DEVICE).eval()

@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.least_squares import solve_least_squares
 from leakaudit.algorithms.span.attention_evidence import AttentionEvidence, Group
 from leakaudit.algorithms.span.attribution import VANISHED, Assignments, Attribution
 from leakaudit.algorithms.span.candidates import Candidates
@@ -302,7 +303,7 @@ class RemainingUpdate:
         if int(agree.sum()) * 3 < len(places):
             return None
         chosen = claimed[:, agree]
-        weights = torch.linalg.lstsq(chosen.flatten(1).T, seen[agree].flatten()[:, None]).solution[:, 0]  # (C',)
+        weights = solve_least_squares(chosen.flatten(1).T, seen[agree].flatten()[:, None])[:, 0]  # (C',)
         missed = (seen[agree] - torch.einsum("c,cmf->mf", weights, chosen)).norm() - noise[agree].norm()
         off = float(missed / seen[agree].norm())
         return (off, torch.einsum("c,clf->lf", weights, part.gradients)) if off < AGREES else None
@@ -354,7 +355,7 @@ def _misfit(claimed: Tensor, seen: Tensor) -> Tensor:
         claimed: (m, C', F) simulated gradients, one per class.
         seen: (m, F) gradients from the update.
     """
-    solved = torch.linalg.lstsq(claimed.transpose(1, 2), seen[..., None]).solution  # (m, C', 1)
+    solved = solve_least_squares(claimed.transpose(1, 2), seen[..., None])  # (m, C', 1)
     left = seen - (claimed.transpose(1, 2) @ solved)[..., 0]
     share: Tensor = left.norm(dim=1) / seen.norm(dim=1).clamp_min(1e-300)
     return share

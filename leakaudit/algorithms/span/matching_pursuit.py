@@ -28,6 +28,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.least_squares import solve_least_squares
 from leakaudit.models.structure import InputStage
 from leakaudit.plugins.budget import Budget
 
@@ -137,7 +138,7 @@ def word_weights(stage: InputStage, tokens: Tensor, rows: Tensor, positions: int
     gain, shift = norm.gain, norm.shift
     known = torch.cat([gain * stage.position_vectors[:positions], gain[None], shift[None]])
     columns = torch.cat([gain * stage.token_vectors[tokens].double(), known[1:]])
-    solved = torch.linalg.lstsq(columns.T, rows.T, rcond=1e-10, driver="gelsd").solution  # (M + P + 1, K)
+    solved = solve_least_squares(columns.T, rows.T, rcond=1e-10)  # (M + P + 1, K)
     weights, places = solved[: len(tokens)], solved[len(tokens) : len(tokens) + len(known) - 3]
     first = weights.sum(0) - places.sum(0)  # the first position has no column of its own: its weight is the rest
     return Words(tokens, weights, torch.cat([first[None], places]))
@@ -205,7 +206,7 @@ def _pruned(atoms: Tensor, signals: Tensor, floor: float, found: list[int]) -> l
     Atoms are removed one by one, the smallest weight first; the search ends at the first atom that is needed.
     """
     kept = list(found)
-    weights = torch.linalg.lstsq(atoms[kept].double().T, signals.T, driver="gelsd").solution.norm(dim=1)
+    weights = solve_least_squares(atoms[kept].double().T, signals.T).norm(dim=1)
     for index in weights.argsort().tolist():
         less = [atom for atom in kept if atom != found[index]]
         if (

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.least_squares import solve_least_squares
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.algorithms.span.subspace import FULL_RANK_MARGIN, span_of
 from leakaudit.client.observation import Observation
@@ -119,7 +120,7 @@ class FeedForwardSpan:
         inverse = torch.linalg.solve(self._core, self._left.T)  # (R, O): G^+ = right^T inverse
         reduced = torch.einsum("lr,ro,cmo->clm", inputs @ self._right.T, inverse, gradients)  # (C', L, L)
         one = torch.eye(len(inputs), dtype=reduced.dtype, device=reduced.device)
-        weights = torch.linalg.lstsq(reduced.flatten(1).T, one.flatten()[:, None]).solution[:, 0]
+        weights = solve_least_squares(reduced.flatten(1).T, one.flatten()[:, None])[:, 0]
         missed = torch.einsum("c,clm->lm", weights, reduced) - one
         return float(missed.norm()) / len(inputs) ** 0.5, weights
 

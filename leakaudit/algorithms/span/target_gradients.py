@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.algorithms.least_squares import solve_least_squares
 from leakaudit.algorithms.padding import padded_batch
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
@@ -183,7 +184,7 @@ def least_squares(
     if not targets:
         return [], gradient
     atoms = atoms_of(states, node, torch.tensor(targets, device=gradient.device))  # (K, D)
-    amounts = torch.linalg.lstsq(atoms.T, gradient[:, None]).solution[:, 0]
+    amounts = solve_least_squares(atoms.T, gradient[:, None])[:, 0]
     return amounts.tolist(), gradient - amounts @ atoms
 
 
