@@ -14,6 +14,7 @@ from leakaudit.audit.comparison import Update, relative_error
 from leakaudit.client.other_order import other_order
 from leakaudit.client.replay import attention_is_repeated, repeats_tf32
 from leakaudit.client.step import ClientStep
+from leakaudit.models.quantised_layers import stand_in_types
 from leakaudit.models.tensors import coarsest_dtype
 
 TOLERANCE = {"bf16": 3e-2, "bfloat16": 3e-2, "fp16": 1e-2, "float16": 1e-2, "tf32": 1e-2}
@@ -114,6 +115,8 @@ class Accuracy:
             what = f"it was computed in {client}, which is not repeated here"
         elif not attention_is_repeated(step.model, step.recipe.attention):
             what = f"its attention ({step.recipe.attention}) is not repeated here"
+        elif coarse := sorted(str(kind).removeprefix("torch.") for kind in stand_in_types(step.model) & set(ROUNDING)):
+            what = f"its quantised layers multiply in {' and '.join(coarse)} with kernels of their own, which are not repeated here"
         return what and f"{what}, so an error of up to {self.largest:g} counts as rounding"
 
 

@@ -139,6 +139,12 @@ def stands_in(layer: nn.Module) -> bool:
     return any(getattr(one, "in_own_type", False) for one in (layer, *layer.children()))
 
 
+def stand_in_types(model: nn.Module) -> set[torch.dtype]:
+    """Return the types in which the stand-ins of a rebuilt model multiply."""
+    layers: list[Any] = [layer for layer in model.modules() if getattr(layer, "in_own_type", False)]
+    return {layer.weight.dtype for layer in layers}
+
+
 class InOwnType(nn.Linear):
     """A linear layer that multiplies in the type of its matrix, whatever it gets."""
 

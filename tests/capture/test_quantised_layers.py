@@ -27,7 +27,7 @@ from leakaudit.results.schema import VerificationStatus
 from tests.capture.test_adapters import _run
 from tests.capture.test_rebuilt import llama, with_lora
 from tests.support import tiny
-from tests.support.quantised import FourBits, InBuffers, RoundsInputs, quantised
+from tests.support.quantised import FourBits, InBuffers, OwnKernel, RoundsInputs, quantised
 from tests.support.tiny_trainer import kept, stamp
 
 peft: Any = pytest.importorskip("peft")
@@ -133,9 +133,19 @@ def test_a_layer_that_rounds_its_inputs_is_named_and_never_called_verified(tmp_p
         )
 
 
-def test_another_batch_is_still_a_mismatch(tmp_path: Path) -> None:
+def test_layers_with_a_kernel_of_their_own_are_verified_up_to_rounding(tmp_path: Path) -> None:
+    """Their sums are rounded in another order than those of torch, on the same device."""
+    make = quantised(llama(), lambda layer: OwnKernel(layer, BF16))
+    for snapshot in kept(_run(_lora(make).train(), tmp_path)).values():
+        stamped = stamp(snapshot)
+        assert stamped.status is VerificationStatus.VERIFIED and 1e-4 < (stamped.relative_error or 0.0) < 3e-2
+        assert "multiply in bfloat16 with kernels of their own" in (stamped.note or "")
+
+
+@pytest.mark.parametrize("make", [FourBits, lambda layer: OwnKernel(layer, BF16)])
+def test_another_batch_is_still_a_mismatch(tmp_path: Path, make: Callable[[nn.Linear], nn.Module]) -> None:
     """Layers of another class explain no other update."""
-    snapshot = kept(_run(CLIENTS["4 bits"]().train(), tmp_path))[0]
+    snapshot = kept(_run(_lora(quantised(llama(), make)).train(), tmp_path))[0]
     (batch,) = snapshot.truth.micro_batches
     ids = batch.inputs["input_ids"].flip(1).add(3)
     other = dataclasses.replace(batch, inputs={**batch.inputs, "input_ids": ids, "labels": ids}, output_gradients={})
