@@ -70,7 +70,7 @@ class RoundsInputs(FourBits):
 
 
 class OwnKernel(FourBits):
-    """Rounds every partial sum of eight products, as a kernel that reads packed numbers itself does."""
+    """Rounds every partial sum of eight products, as fused kernels do."""
 
     def forward(self, x: Tensor) -> Tensor:
         given, matrix = x.to(self.compute), self.dequantise().to(self.compute)
