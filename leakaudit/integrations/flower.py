@@ -4,7 +4,8 @@
 
     @app.train(mods=[audited, LocalDpMod(...)])
     def train(message, context):
-        callback = LeakAuditCallback({"out_dir": audited.folder(context), "unit": "round"})
+        trainer = ...
+        LeakAuditCallback(audited.config(context)).attach(trainer)
         ...
 
 The callback keeps what the training made. The mod, as the first of the list, sees what is sent after all other mods. The report shows both,
@@ -16,6 +17,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -45,6 +47,15 @@ class LeakAuditMod:
         A simulation uses one process for several clients in turn, so the folder has the client's number: of its partition, or of its node.
         """
         return Path(self.out_dir).absolute() / f"client-{context.node_config.get('partition-id', context.node_id)}"
+
+    def config(self, context: Context, **more: Any) -> dict[str, Any]:
+        """Return the configuration of the audit in a client's training.
+
+        Args:
+            context: what Flower gives the training function.
+            more: further keys of the configuration, such as `rounds` or `attacks`.
+        """
+        return {"unit": "round", "out_dir": str(self.folder(context)), **more}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the reply of the client and tell its audit what it holds."""
