@@ -104,7 +104,7 @@ def run(stack: str, wheel: Path, folder: Path) -> Row:
         installed,
         ended,
         dict(Counter(step.verification.status.value for step in results.steps)),
-        evaluate(results, default_policy(), now=datetime.now(UTC)).status.value,
+        evaluate(results, default_policy(), now=datetime.now(UTC)).verdict.value,
     )
 
 

@@ -26,7 +26,7 @@ class Module(pl.LightningModule):
 
 
 tokenizer = small.tokenizer()
-loader: Any = DataLoader(small.labelled(), batch_size=1, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
+loader: Any = DataLoader(small.labelled(), batch_size=1, collate_fn=DataCollatorWithPadding(tokenizer))
 trainer: Any = pl.Trainer(max_steps=small.STEPS, accelerator="cpu", logger=False, enable_checkpointing=False)
 # paste:
 trainer.fit(Module(), loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import nvflare.client as flare
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -15,7 +16,7 @@ from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 flare.init()
 while flare.is_running():
     received = flare.receive()
-    trainer = Trainer(
+    trainer: Any = Trainer(
         model=small.classifier(),
         args=TrainingArguments("model", max_steps=1, optim="sgd", learning_rate=0.1, report_to="none", use_cpu=True),
         train_dataset=small.labelled()[:1],
