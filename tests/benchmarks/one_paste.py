@@ -1,4 +1,6 @@
-"""Runs README's blocks of "One paste", each in an environment that its first line alone makes.
+"""Runs README's blocks of "One paste", each in an environment of its own.
+
+The block's first line alone makes that environment.
 
     python -m tests.benchmarks.one_paste                    # all seven; about half an hour, most of it pip
     python -m tests.benchmarks.one_paste --stacks TRL torch

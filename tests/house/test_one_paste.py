@@ -51,7 +51,10 @@ def test_a_block_installs_an_extra_that_exists_and_fits_its_program(
 
 
 def test_the_block_for_torch_runs_here(blocks: dict[str, Paste], tmp_path: Path) -> None:
-    """To a verdict, with all defaults; every block runs in `make integrations`, each in an environment of its own."""
+    """To a verdict, with all defaults.
+
+    `make integrations` runs every block in an environment of its own.
+    """
     blocks["torch"].write(tmp_path, tmp_path / "audits")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

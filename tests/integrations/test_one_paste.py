@@ -1,4 +1,6 @@
-"""Each block of README's "One paste" runs in an environment that its first line alone makes.
+"""Each block of README's "One paste" runs in an environment of its own.
+
+Its first line alone makes that environment.
 
     python -m pytest -m integrations tests/integrations/test_one_paste.py -s
 
@@ -25,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_block_alone_leads_to_a_verdict(stack: str, wheel: Path, tmp_path: Path) -> None:
-    """Every kept step is verified; the report is there, and the verdict was printed or blocks the round."""
+    """Every kept step is verified, and the policy judges."""
     row = run(stack, wheel, tmp_path)
     print(f"\n{row}")
     assert set(row.stamps) == {"verified"}

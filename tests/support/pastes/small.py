@@ -1,4 +1,6 @@
-"""What the users of the pasted lines have: small models, tokenizers and invented texts, without leakaudit."""
+"""Small models and invented texts for the users of the pasted lines.
+
+They need no leakaudit."""
 
 from __future__ import annotations
 
