@@ -20,6 +20,7 @@ from leakaudit.models.lora import refuse_prompts
 from leakaudit.models.recipe import can_rebuild
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.plugins.names import registered_names
+from leakaudit.preflight.strategies import strategy_refusal
 from leakaudit.registry import attacks, defenses
 
 # ---------------------------------------------------------------------- the trainer
@@ -35,16 +36,7 @@ def refuse_strategy(name: str, *, fsdp2: bool) -> None:
     Raises:
         SnapshotError: names the strategy and what to use instead.
     """
-    kind = name.upper()
-    reason = ""
-    if "DEEPSPEED" in kind:
-        reason = "DeepSpeed moves the weights inside backward, where no hook sees the update; train with FSDP2 or DDP to audit"
-    elif ("FSDP" in kind or "FULLYSHARDEDDATAPARALLEL" in kind) and not fsdp2:
-        reason = "FSDP1 keeps parameters flattened and in shards; train with FSDP2 (`fully_shard`) or DDP to audit"
-    elif kind in ("DATAPARALLEL", "DATAPARALLELSTRATEGY"):
-        reason = "DataParallel splits a batch over threads, where its parts are not seen; use DDP, or one GPU, to audit"
-    elif "MEGATRON" in kind or "XLA" in kind or "TPU" in kind:
-        reason = f"{name} keeps its updates where no hook of an optimizer sees them; train with FSDP2 or DDP to audit"
+    reason = strategy_refusal(name, fsdp2=fsdp2)
     if reason:
         raise SnapshotError(reason)
 

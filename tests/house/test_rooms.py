@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "registry": frozenset({"errors"}),
     "files": frozenset({"errors"}),
     "results": frozenset({"errors", "files"}),
+    "preflight": frozenset({"errors"}),
     "models": frozenset({"errors", "files"}),
     "client": frozenset({"errors", "registry", "results", "models"}),
     "config": frozenset({"errors", "files", "results"}),
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "capture": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
-        | {"storage", "audit"}
+        | {"storage", "audit", "preflight"}
     ),
     "callbacks": frozenset({"errors", "parts", "models", "config", "capture"}),
     "integrations": frozenset({"errors", "parts", "models", "config", "capture", "callbacks"}),
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "metrics",
             "audit",
             "capture",
+            "preflight",
         }
     ),
     "__main__": frozenset({"cli", "storage"}),
@@ -81,7 +83,19 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
 
 WITHOUT_TORCH = frozenset(
-    {"errors", "exit_codes", "parts", "registry", "files", "results", "config", "gate", "history", "reports"}
+    {
+        "errors",
+        "exit_codes",
+        "parts",
+        "registry",
+        "files",
+        "results",
+        "config",
+        "gate",
+        "history",
+        "reports",
+        "preflight",
+    }
 )
 """Rooms for machines without torch."""
 

@@ -1,0 +1,7 @@
+"""What a configuration says of an audit, before anything trains and without torch.
+
+    leakaudit preflight axolotl.yaml
+
+`recipe` says what was configured, `axolotl`, `training_arguments` and `flower_app` read it from the files of these frameworks, `rules`
+say what capture does with it, `reading` which attacks read the update, and `answer` puts it together.
+"""
