@@ -1,4 +1,4 @@
-"""`leakaudit preflight`: what an audit will make of a training, from its configuration alone."""
+"""`leakaudit preflight`: what an audit will make of a configuration."""
 
 from __future__ import annotations
 

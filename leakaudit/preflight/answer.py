@@ -1,4 +1,7 @@
-"""The answer of a preflight: captured or not, why, what is read, and the cheapest change."""
+"""The answer of a preflight.
+
+It says whether steps are captured, why, what is read, and the cheapest change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which attacks run on which kind of update: docs/attacks_by_update.md without torch.
+"""Which attacks run on which kind of update.
+
+It is docs/attacks_by_update.md without torch.
 
 `tests/preflight/test_attack_table.py` holds the table to that page, which the tests make from the attacks themselves.
 """

@@ -101,7 +101,10 @@ def _packed(said: Mapping[str, Any]) -> PackedBase | None:
 
 
 def _trains_tables(said: Mapping[str, Any], adapter: Adapter | None) -> bool | None:
-    """Return whether the word embedding is trained; None where patterns of names decide."""
+    """Return whether the word embedding is trained.
+
+    None where patterns of names decide.
+    """
     if adapter is not None:
         return adapter.saves_tables
     return None if said.get("unfrozen_parameters") else True

@@ -22,7 +22,7 @@ WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a configuration: axolotl's YAML, `TrainingArguments` as JSON, or a Flower app's pyproject.toml.
+    """Read a configuration of axolotl, a Trainer or a Flower app.
 
     Args:
         path: the file; a folder stands for the pyproject.toml in it.
@@ -45,7 +45,9 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def with_model(recipe: Recipe, folder: Path) -> Recipe:
-    """Add what a model's config.json says: hidden size, and how its weights are packed.
+    """Add what a model's config.json says.
+
+    That is the hidden size, and how the weights are packed.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.

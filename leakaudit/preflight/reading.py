@@ -21,7 +21,9 @@ def reads(recipe: Recipe) -> Reads:
 
 
 def column_of(recipe: Recipe) -> str:
-    """Return the column of docs/attacks_by_update.md that is nearest to an update, on the careful side.
+    """Return the column of docs/attacks_by_update.md nearest to an update.
+
+    It errs on the careful side.
 
     An optimizer whose rule is not known, and a number of local steps that is not known, count as several steps of AdamW.
     """

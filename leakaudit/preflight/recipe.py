@@ -33,7 +33,7 @@ class Adapter:
 
     @property
     def saves_tables(self) -> bool:
-        """Return whether the word embedding is among the modules that are trained and sent whole."""
+        """Return whether the word embedding is trained and sent whole."""
         return any(table in one for one in self.saved for table in TABLES)
 
 

@@ -42,7 +42,10 @@ def findings(recipe: Recipe) -> list[Finding]:
 
 
 def optimizer_rule(name: str) -> str:
-    """Return the rule of an optimizer whose local steps are computed again; empty if there is none."""
+    """Return the rule of an optimizer whose local steps are computed again.
+
+    Empty if there is none.
+    """
     return KNOWN_RULES.get(name.lower(), "")
 
 

@@ -1,10 +1,15 @@
-"""Ways of distributing a model whose update no hook sees; capture and preflight refuse the same ones."""
+"""Ways of distributing a model whose update no hook sees.
+
+Capture and preflight refuse the same ones.
+"""
 
 from __future__ import annotations
 
 
 def strategy_refusal(name: str, *, fsdp2: bool) -> str:
-    """Return why a way of distributing a model cannot be audited, and what to do; empty if it can.
+    """Return why a distributed model cannot be audited, and what to do.
+
+    Empty if it can.
 
     Args:
         name: of the strategy, as the framework calls it.

@@ -1,4 +1,6 @@
-"""Capture does what preflight says: thirteen configurations, each trained on a tiny model.
+"""Capture does what preflight says of twelve configurations.
+
+Each is trained on a tiny model.
 
 Each is cut down from one of axolotl's examples. What has no kernels on a CPU has a stand-in with the same interface: layers of four bits,
 an optimizer whose state is in eight bits. Strategies of several processes are told to the audit as Accelerate tells them.
@@ -87,18 +89,24 @@ def model_of(said: Mapping[str, Any]) -> Any:
 
 
 def optimizer_of(model: Any, name: str) -> Any:
-    """Return a stand-in for an optimizer that has no kernels here; None for one of torch."""
+    """Return a stand-in for an optimizer without kernels here.
+
+    None for an optimizer of torch.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     return Lion(parameters, lr=1e-3) if "lion" in name else EightBits(parameters, lr=1e-3) if "8bit" in name else None
 
 
 def checkpointed(model: Any) -> None:
-    """Let a model compute its layers again in the backward pass, under the name of its version of transformers."""
+    """Let a model compute its layers again in the backward pass.
+
+    Versions of transformers have two names for it.
+    """
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
 def quietly(function: Callable[[Mapping[str, Any], Path], set[str]]) -> Callable[[Mapping[str, Any], Path], set[str]]:
-    """Let a function run without warnings of the frameworks, which differ between their versions."""
+    """Let a function run without warnings of the frameworks."""
 
     @functools.wraps(function)
     def quiet(said: Mapping[str, Any], folder: Path) -> set[str]:
@@ -152,7 +160,7 @@ def trained(said: Mapping[str, Any], folder: Path) -> set[str]:
 
 @quietly
 def sent(said: Mapping[str, Any], folder: Path) -> set[str]:
-    """Take two local steps in a loop of torch and return the stamps of what a round sends."""
+    """Take two local steps and return the stamps of what a round sends."""
     model = model_of(said).train()
     moved = [p for p in model.parameters() if p.requires_grad]
     optimizer = optimizer_of(model, str(said["optimizer"])) or torch.optim.AdamW(moved, lr=1e-3)
@@ -173,7 +181,7 @@ def sent(said: Mapping[str, Any], folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_capture_does_what_preflight_says(name: str, tmp_path: Path) -> None:
-    """Captured steps are verified; a refused training runs to its end without an audit."""
+    """Captured steps are verified; a refused training runs to its end."""
     stamps = trained(settings(name), tmp_path)
     assert answer_of(name).outlook == ("captured" if stamps else "refused")
     assert stamps <= {VerificationStatus.VERIFIED.value}
