@@ -21,6 +21,7 @@ from leakaudit.client.facts import IGNORED_LABEL
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.trace import inputs_of
+from leakaudit.models.versions import call_with
 from leakaudit.plugins.attack_protocol import GuessedSequence
 from leakaudit.plugins.budget import Budget
 
@@ -247,7 +248,7 @@ def _gradients(
     model: nn.Module, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
 ) -> Sequence[Tensor | None]:
     with torch.enable_grad():
-        loss = torch.func.functional_call(model, dict(parameters), kwargs=dict(inputs)).loss
+        loss = call_with(model, parameters, inputs).loss
         found: tuple[Tensor | None, ...] = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return found
 

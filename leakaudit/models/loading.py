@@ -13,6 +13,7 @@ from torch import nn
 
 from leakaudit.errors import ModelError
 from leakaudit.models.config_numbers import check_config
+from leakaudit.models.versions import dtype_option
 
 Task = Literal["classification", "causal-lm"]
 
@@ -75,7 +76,7 @@ def load_model(
             model: nn.Module = kinds[task].from_pretrained(
                 folder,
                 attn_implementation="eager",
-                dtype=dtype or "auto",
+                **dtype_option(dtype or "auto"),
                 use_safetensors=True,
                 **NOTHING_FOREIGN,
                 **options,

@@ -26,6 +26,7 @@ from leakaudit.models.unstored_state import (
     unstored_buffers,
     with_dense_gradients,
 )
+from leakaudit.models.versions import no_init_weights
 
 SPARE_PARAMETERS = 1_000
 """Number of parameters that a model may register beyond four times those in the snapshot, because some are replaced."""
@@ -129,7 +130,6 @@ def blank_model(recipe: ModelRecipe) -> nn.Module:
 def _instantiated(recipe: ModelRecipe) -> nn.Module:
     """Return an instance of a class of transformers, without its weights."""
     import transformers
-    from transformers.initialization import no_init_weights
 
     kind: Any = getattr(transformers, recipe.class_name, None)
     if not hasattr(kind, "_from_config"):

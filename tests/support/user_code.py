@@ -440,7 +440,9 @@ def plain_classifier() -> nn.Module:
 def tokenizer() -> Any:
     """Return a tokenizer of thirty words."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(25))]
-    return hf.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}, model_max_length=16)
+    from leakaudit.models.versions import bert_tokenizer
+
+    return bert_tokenizer({word: number for number, word in enumerate(words)}, model_max_length=16)
 
 
 def batch(step: int) -> Mapping[str, Tensor]:

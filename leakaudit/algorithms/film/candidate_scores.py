@@ -28,6 +28,7 @@ from leakaudit.algorithms.matching.layers import (
     recording,
     tokens_joined,
 )
+from leakaudit.models.versions import call_with
 
 LOGITS = 1 << 25
 """Most logits of one pass. Our choice, as in `token_scorer`: 128 MB in float32."""
@@ -139,7 +140,7 @@ class CandidateScores:
     def _nats(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return (N,) mean nats of the tokens behind the first one or behind `start`."""
         call = {"input_ids": ids, "attention_mask": mask.long(), "use_cache": False}
-        logits: Tensor = torch.func.functional_call(self._model, self._weights, (), call).logits
+        logits: Tensor = call_with(self._model, self._weights, call).logits
         each = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         scored = mask[:, 1:].clone()
         scored[:, : max(0, len(self._start) - 1)] = False

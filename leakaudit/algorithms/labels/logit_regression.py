@@ -20,6 +20,7 @@ from torch import Tensor
 
 from leakaudit.algorithms.gradient_estimate import only_bounded
 from leakaudit.client.observation import Observation
+from leakaudit.models.versions import call_with
 
 STEADY = 0.1
 """Largest standard deviation of an entry's derivative over neutral inputs, as a share of its mean.
@@ -76,7 +77,7 @@ def _derivatives(seen: Observation, names: list[str], inputs: Mapping[str, Tenso
     examples = max(2, min(EXAMPLES, 2 * MOST_CLASSES // classes))
     with torch.enable_grad():
         some = {key: value[:examples] for key, value in inputs.items()}
-        logits: Tensor = torch.func.functional_call(seen.model, own, kwargs=some).logits  # (N, C)
+        logits: Tensor = call_with(seen.model, own, some).logits  # (N, C)
         rows = [
             torch.autograd.grad(logit, list(own.values()), retain_graph=True, materialize_grads=True)
             for logit in logits.flatten()

@@ -41,6 +41,7 @@ from leakaudit.algorithms.matching.layers import (
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import word_embedding
+from leakaudit.models.versions import call_with
 
 CANCELS = 1e-4
 """A vector's gradient counts as rounding if it is below this share of the terms of its sum. Our choice: if the true sum is
@@ -290,4 +291,4 @@ class _Calling:
 
     def __call__(self, **inputs: Tensor) -> Any:
         """Run the model."""
-        return torch.func.functional_call(self._model, self._parameters, kwargs=inputs)
+        return call_with(self._model, self._parameters, inputs)

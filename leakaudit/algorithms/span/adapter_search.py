@@ -20,6 +20,7 @@ from leakaudit.algorithms.span.adapter_gradients import AdapterAgreement
 from leakaudit.algorithms.span.adapter_inputs import AdapterInputs
 from leakaudit.algorithms.span.row_evidence import Explained
 from leakaudit.client.observation import Observation
+from leakaudit.models.versions import call_with
 from leakaudit.plugins.budget import Budget
 
 BEAM = 8
@@ -188,7 +189,7 @@ class SentenceSearch:
             given = {name: weight + distance * directions[name] for name, weight in weights.items()}
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             with torch.no_grad():
-                logits: Tensor = torch.func.functional_call(model, given, kwargs=inputs).logits[0, -1]
+                logits: Tensor = call_with(model, given, inputs).logits[0, -1]
             return logits
 
         ahead, behind = logits_at(step), logits_at(-step)

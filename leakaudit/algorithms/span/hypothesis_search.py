@@ -33,6 +33,7 @@ from leakaudit.algorithms.precision import in_single_precision
 from leakaudit.client.facts import IGNORED_LABEL
 from leakaudit.client.observation import Observation
 from leakaudit.models.structure.trace import hooked, is_linear, trace_tokens
+from leakaudit.models.versions import call_with
 from leakaudit.plugins.budget import Budget
 
 CHUNK_TOKENS = 1024
@@ -174,7 +175,7 @@ class Simulation:
             torch.enable_grad(),
         ):
             inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-            loss = torch.func.functional_call(model, self._parameters, kwargs=inputs).loss
+            loss = call_with(model, self._parameters, inputs).loss
             flat = [tensor for layer in layers for tensor in made[id(layer.module)]]
             gradients = iter(torch.autograd.grad(loss * len(ids), flat))
         result = []

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure.embeddings import vocabulary_size
+from leakaudit.models.versions import call_with
 
 PROBE_LENGTH = 4
 """Tokens of the traced forward pass. With four, there are rows before and after the changed row, which shows whether a model is causal."""
@@ -116,7 +117,7 @@ def run_until(
     try:
         with evaluating(model):
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
-            torch.func.functional_call(model, dict(weights or {}), kwargs=inputs)
+            call_with(model, weights or {}, inputs)
     except _ReachedError as reached:
         return reached.value
     finally:

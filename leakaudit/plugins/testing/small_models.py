@@ -16,6 +16,7 @@ from leakaudit.client.batches import make_batch, public_facts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
+from leakaudit.models import versions
 from leakaudit.models.loading import Task
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -35,7 +36,7 @@ POSITIONS = 32
 
 def bert_tokenizer() -> Any:
     """Return a WordPiece tokenizer that puts [CLS] before and [SEP] after every text."""
-    return hf.BertTokenizerFast(vocab=dict(VOCABULARY), model_max_length=POSITIONS)
+    return versions.bert_tokenizer(VOCABULARY, model_max_length=POSITIONS)
 
 
 def gpt2_tokenizer() -> Any:
