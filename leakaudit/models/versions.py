@@ -74,3 +74,13 @@ def _at_least(library: str, release: tuple[int, ...]) -> bool:
     """Return whether a library has a version, where the thing itself cannot be asked for."""
     found = re.match(r"\d+(?:\.\d+)*", import_module(library).__version__)
     return found is not None and tuple(map(int, found[0].split("."))) >= release
+
+
+def empty_cache(model: nn.Module) -> Any:
+    """Return a cache of keys and values for prefixes, with nothing in it."""
+    from transformers import DynamicCache
+
+    # transformers 4.56 gave it the layers of a configuration, such as sliding windows.
+    if "config" in inspect.signature(DynamicCache).parameters:
+        return DynamicCache(config=model.config)  # type: ignore[arg-type]
+    return DynamicCache()

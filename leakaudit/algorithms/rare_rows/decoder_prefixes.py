@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.models.structure.trace import run_until
+from leakaudit.models.versions import empty_cache
 
 START_CHUNK = 4096
 """Prefixes of one pass. Our choice: one token of each takes less than 0.2 GB in a small model."""
@@ -44,10 +45,8 @@ class PrefixStates:
 
     def start(self, paths: Tensor) -> Tensor:
         """Keep prefixes (n, T) and return their states (n, D)."""
-        from transformers import DynamicCache
-
         self.paths = paths
-        self._cache = DynamicCache(config=self._model.config)  # type: ignore[arg-type]
+        self._cache = empty_cache(self._model)
         return self._run(paths)
 
     def extend(self, rows: Tensor, tokens: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.models.structure import Adapter, probed_inputs
+from leakaudit.models.versions import empty_cache
 
 MOST_GROUPS = 8
 """Most tensors whose rows are read. Our choice: more layers cost time and say little more."""
@@ -43,9 +44,7 @@ class AdapterInputs:
         last = tokens.repeat(count)[:, None]
         if not length:
             return tuple(given[:, 0].unflatten(0, (count, len(tokens))) for given in self.run(last))
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self._model.config)  # type: ignore[arg-type]
+        cache = empty_cache(self._model)
         self.run(prefixes, past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(tokens))
         mask = torch.ones(len(last), length + 1, dtype=torch.long, device=last.device)

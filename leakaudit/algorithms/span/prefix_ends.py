@@ -25,6 +25,7 @@ from leakaudit.algorithms.span.adapter_rows import AdapterRows
 from leakaudit.client.observation import Observation
 from leakaudit.models.structure import Adapter, Tail
 from leakaudit.models.structure.trace import Watched, inputs_of, watched
+from leakaudit.models.versions import empty_cache
 from leakaudit.plugins.budget import Budget
 
 LEFT = 0.05
@@ -236,12 +237,10 @@ class PrefixEnds:
 
     def _behind(self, prefix: Tokens) -> Tensor:
         """Return (V,) logits behind a prefix, computed through its last token alone."""
-        from transformers import DynamicCache
-
         model, ids = self._seen.model, torch.tensor([prefix], device=self._device)
         more: dict[str, Any] = {}
         if len(prefix) > 1:
-            more = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}  # type: ignore[arg-type]
+            more = {"past_key_values": empty_cache(model), "use_cache": True}
             with torch.no_grad():
                 model(input_ids=ids[:, :-1], attention_mask=torch.ones_like(ids[:, :-1]), **more)
         logits: Tensor = model(input_ids=ids[:, -1:], attention_mask=torch.ones_like(ids), **more).logits

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,23 +44,33 @@ AT_ONCE = 4096
 Our choice: with 3072 features each, they take 100 MB, and the sequences beside them as much."""
 
 
+class _Form(NamedTuple):
+    """How a model is told which tokens see each other."""
+
+    offset: int
+    """First position id."""
+    added: bool
+    """Whether the mask (N, 1, T, T) is added to scores. Otherwise it is (N, T, T), of ones where a token is seen, as encoders of transformers
+    4 take it."""
+
+
 class FeedForwardSpan:
     """The span of a feed-forward layer's inputs, and the test of hypotheses by it."""
 
-    def __init__(self, seen: Observation, layer: Projection, offset: int) -> None:
+    def __init__(self, seen: Observation, layer: Projection, form: _Form) -> None:
         """Find the span.
 
         Args:
             seen: the observation.
             layer: the layer.
-            offset: first position id of the model.
+            form: of the inputs that hide words from each other.
 
         Raises:
             AnatomyError: the update has no clear rank: there are more tokens than the layer has outputs, or the update
                 is noisy.
         """
         self.layer = layer
-        self._seen, self._module, self._offset = seen, seen.model.get_submodule(layer.module), offset
+        self._seen, self._module, self._form = seen, seen.model.get_submodule(layer.module), form
         self._rest = layer.by_output(seen.update[layer.weight]).double()  # (O, W)
         turned = span_of(self._rest.T.contiguous())
         if turned.noisy:
@@ -95,7 +106,7 @@ class FeedForwardSpan:
             places: (n, k) int64: place of each token.
         """
         parts = [
-            self._outside(_apart(self._seen, self._module, self._offset, known, some, where).flatten(0, 1))
+            self._outside(_apart(self._seen, self._module, self._form, known, some, where).flatten(0, 1))
             for some, where in zip(tokens.split(AT_ONCE), places.split(AT_ONCE), strict=True)
         ]
         return torch.cat(parts).reshape(tokens.shape)
@@ -150,18 +161,18 @@ def feed_forward_span_of(seen: Observation) -> FeedForwardSpan | None:
     update = seen.update.get(layer.weight)
     if update is None or not bool(update.any()):
         return None
-    offset = _offset(seen, layer)
-    if offset is None:
+    form = _form(seen, layer)
+    if form is None:
         return None
     try:
-        context = FeedForwardSpan(seen, layer, offset)
+        context = FeedForwardSpan(seen, layer, form)
     except AnatomyError:
         return None
     return context if context.tokens <= min(update.shape) - FULL_RANK_MARGIN else None
 
 
-def _offset(seen: Observation, layer: Projection) -> int | None:
-    """Return the first position id, or None if hidden words are read differently.
+def _form(seen: Observation, layer: Projection) -> _Form | None:
+    """Return the form of the inputs, or None if hidden words are read differently.
 
     The layer must read words that are hidden from each other as in a sequence of their own. A few tokens test this.
     """
@@ -174,19 +185,20 @@ def _offset(seen: Observation, layer: Projection) -> int | None:
     known = dict(enumerate(ids.tolist()))
     module = seen.model.get_submodule(layer.module)
     plain = run_until(seen.model, ids[None], module)[0]
-    for offset in (0, seen.facts.vocabulary.special.get("pad", 0) + 1):
+    offsets = (0, seen.facts.vocabulary.special.get("pad", 0) + 1)
+    for form in (_Form(offset, added) for added in (True, False) for offset in offsets):
         try:
-            apart = _apart(seen, module, offset, known, ids.reshape(2, 2), torch.arange(4, device=device).reshape(2, 2))
+            apart = _apart(seen, module, form, known, ids.reshape(2, 2), torch.arange(4, device=device).reshape(2, 2))
         except (AnatomyError, TypeError, ValueError, RuntimeError, IndexError):
             continue
         difference = apart.flatten(0, 1) - plain if apart.shape[-1] == plain.shape[-1] else plain
         if float(difference.norm()) <= SAME * float(plain.norm()):
-            return offset
+            return form
     return None
 
 
 def _apart(
-    seen: Observation, module: torch.nn.Module, offset: int, known: Mapping[int, int], tokens: Tensor, places: Tensor
+    seen: Observation, module: torch.nn.Module, form: _Form, known: Mapping[int, int], tokens: Tensor, places: Tensor
 ) -> Tensor:
     """Return (n, k, W): what a layer reads at the k tokens of each of n options.
 
@@ -201,7 +213,7 @@ def _apart(
     filled = [torch.cat([x, x[:1].expand(spare, -1)]).reshape(rows, -1) for x in (tokens, places)]
     here, ids = (torch.tensor(list(x), device=device) for x in (known.keys(), known.values()))
     row_ids = torch.cat([ids.expand(rows, -1), filled[0]], dim=1)
-    positions = torch.cat([here.expand(rows, -1), filled[1]], dim=1) + offset
+    positions = torch.cat([here.expand(rows, -1), filled[1]], dim=1) + form.offset
     total = length + columns * width
     option = torch.arange(columns, device=device).repeat_interleave(width)
     hidden = torch.zeros(rows, 1, total, total, dtype=torch.bool, device=device)
@@ -210,6 +222,9 @@ def _apart(
     taken = (filled[1].reshape(rows, columns, width, 1) == here).any(2)  # (rows, columns, length)
     hidden[:, 0, length:, :length] = taken.repeat_interleave(width, dim=1)
     dtype = next(seen.model.parameters()).dtype
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, torch.finfo(dtype).min)
+    if form.added:
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, torch.finfo(dtype).min)
+    else:
+        mask = (~hidden[:, 0]).to(dtype)
     given = run_until(seen.model, row_ids, module, attention_mask=mask, position_ids=positions)
     return given[:, length:].reshape(rows * columns, width, -1)[:count]

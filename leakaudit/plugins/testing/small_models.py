@@ -44,7 +44,12 @@ def gpt2_tokenizer() -> Any:
     inner = Tokenizer(models.WordPiece(dict(VOCABULARY), unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="[UNK]", eos_token="[SEP]", pad_token="[PAD]", model_max_length=POSITIONS
+        tokenizer_object=inner,
+        unk_token="[UNK]",
+        eos_token="[SEP]",
+        pad_token="[PAD]",
+        model_max_length=POSITIONS,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

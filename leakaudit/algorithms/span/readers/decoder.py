@@ -31,6 +31,7 @@ from leakaudit.algorithms.span.subspace import stacked_update
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Projection, prefix_readers, run_until
 from leakaudit.models.structure.trace import CHUNK_BYTES
+from leakaudit.models.versions import empty_cache
 from leakaudit.plugins.attack_protocol import GuessedSequence, Reconstruction
 
 NEARLY_INSIDE = 0.03
@@ -130,9 +131,7 @@ class PrefixRunner:
 
     def _filled(self, prefixes: Tensor) -> Any:
         """Return the cache of the first block over prefixes; later blocks are not run."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self._model.config)  # type: ignore[arg-type]
+        cache = empty_cache(self._model)
         run_until(self._model, prefixes, self._reader, past_key_values=cache, use_cache=True)
         return cache
 
