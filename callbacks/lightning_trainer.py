@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +35,10 @@ from leakaudit.capture.step_counter import StepCounter
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 else:
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        from pytorch_lightning import Callback
+    # Each package takes callbacks of its own class only (before 2.6 its Trainer refuses others), and a user may have both.
+    NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
+    INSTALLED = [name for name in NAMESPACES if find_spec(name.partition(".")[0]) is not None]
+    Callback = type("Callback", tuple(import_module(name).Callback for name in INSTALLED or NAMESPACES[:1]), {})
 
 
 @dataclass(eq=False, repr=False)

@@ -17,6 +17,7 @@ from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.red_line import red_line_alone, red_line_of_all
+from leakaudit.capture.refusals import refuse_versions
 from leakaudit.capture.rounds.registry import audit_in, begin_round
 from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
@@ -120,6 +121,7 @@ class Adapter:
 
     def _begin(self, peers: ProcessGroup | None, spool: Spool | None, folder: Path | None) -> AuditRun:
         config = configuration(self.config)
+        refuse_versions()
         self._refuse()
         return AuditRun.begin(config, _with_peers(self._described(), peers), spool, folder)
 
@@ -127,6 +129,7 @@ class Adapter:
         """Begin a round of the audit in its folder; there is no run if it is not due."""
         if (others := peers_of()) is not None:
             others.decline()
+        refuse_versions()
         self._refuse()
         audit, self._run = begin_round(configuration(self.config), self._described())
         self._folder = audit.config.out_dir

@@ -5,6 +5,7 @@ Each refusal is an error that says what to do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.lora import refuse_prompts
 from leakaudit.models.recipe import can_rebuild
 from leakaudit.models.wrappers import unwrapped
+from leakaudit.parts import OF_AUDIT, too_old
 from leakaudit.plugins.names import registered_names
 from leakaudit.preflight.strategies import strategy_refusal
 from leakaudit.registry import attacks, defenses
+
+FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
+"""Libraries beside those of every audit that a run may have loaded, and of which an extra names the oldest version."""
 
 # ---------------------------------------------------------------------- the trainer
 
@@ -79,6 +84,18 @@ def optimizers_that_move(model: nn.Module, optimizers: Sequence[Any]) -> list[An
             f"none of {len(optimizers)} optimizers moves the model that is audited; one has to, so that there is an update to audit"
         )
     return found
+
+
+def refuse_versions() -> None:
+    """Refuse a run with libraries that are older than this version takes.
+
+    Only libraries that the run has loaded count.
+
+    Raises:
+        SnapshotError: names the library, its version and the oldest one.
+    """
+    if why := too_old([module for module in (*OF_AUDIT, *FRAMEWORKS) if module in sys.modules]):
+        raise SnapshotError(why)
 
 
 # ---------------------------------------------------------------------- the model

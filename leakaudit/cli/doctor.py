@@ -69,7 +69,10 @@ def _versions() -> Check:
     import transformers
 
     from leakaudit import __version__
+    from leakaudit.parts import too_old
 
+    if why := too_old():
+        return Check("fail", why)
     return Check(
         "ok",
         f"leakaudit {__version__}, python {platform.python_version()}, torch {torch.__version__}, "

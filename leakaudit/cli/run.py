@@ -14,6 +14,7 @@ from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.stopping import seconds_to_work
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
+from leakaudit.parts import require_supported
 
 
 @click.command(short_help="Audit a spool's snapshots, beside training or after it.")
@@ -49,6 +50,7 @@ def worker(
     audits the snapshots that `schedule: deferred` and `at_end: leave` keep. If it is started again, it continues where it stopped, also
     after a --time-limit, which leaves the other snapshots for the next start.
     """
+    require_supported("`leakaudit worker`")
     from leakaudit.audit.devices import check_device
     from leakaudit.audit.worker import run_worker
     from leakaudit.cli.snapshots import private_keys, spool_of
@@ -101,6 +103,7 @@ def run(
 
     An earlier audit in --out moves to OUT.1, OUT.2 and so on. An audit that was stopped is continued, as by `simulate`.
     """
+    require_supported("`leakaudit run`")
     wait_passively()
     keep_freed_memory()
     from leakaudit.cli.snapshots import private_keys

@@ -20,6 +20,7 @@ from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
 from leakaudit.files.regular_files import read_regular
+from leakaudit.parts import require_supported
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
     (exit 130, 143, 129); a second signal ends it at once. Attacks use the CPU threads that are idle, or OMP_NUM_THREADS if it is
     set.
     """
+    require_supported("`leakaudit simulate`")
     wait_passively()
     keep_freed_memory()
     seeds = given["seeds"]

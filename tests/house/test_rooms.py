@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "capture": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
-        | {"storage", "audit", "preflight"}
+        | {"storage", "audit", "preflight", "parts"}
     ),
     "callbacks": frozenset({"errors", "parts", "models", "config", "capture"}),
     "integrations": frozenset({"errors", "parts", "models", "config", "capture", "callbacks"}),
