@@ -27,7 +27,18 @@ from tests.support.spy import read_by_span
 from tests.support.stacks import Case
 from tests.support.tiny_trainer import TEXTS, audit_config, kept, stamp, without_side_process
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "accelerate", "peft", "lightning", "opacus", "trl", "numpy", "scipy")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "peft",
+    "lightning",
+    "opacus",
+    "trl",
+    "numpy",
+    "scipy",
+)
 
 Kept = Mapping[int, Snapshot]
 

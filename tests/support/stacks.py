@@ -29,6 +29,9 @@ Batch = dict[str, Tensor]
 RATE = 0.1
 """Learning rate of plain SGD, in every stack."""
 
+IN_ORDER = {"train_sampling_strategy": "sequential"} if hasattr(TrainingArguments, "train_sampling_strategy") else {}
+"""Arguments of a Trainer that takes batches in their order; transformers before 5.0 have none."""
+
 
 @dataclass
 class Case:
@@ -166,7 +169,7 @@ def hf_trainer(folder: Path, case: Case, *, seq2seq: bool = False) -> dict[int, 
         "max_grad_norm": case.clip or 0.0,
         "bf16": case.precision == "bf16",
         "remove_unused_columns": False,
-        "train_sampling_strategy": "sequential",
+        **IN_ORDER,
         **case.arguments,
     }
     own = case.loss
