@@ -81,10 +81,13 @@ def rule_of(optimizer: Any) -> str:
 
 
 def _known_classes() -> Iterator[tuple[str, type]]:
-    """Yield the optimizers of the table whose modules are loaded."""
+    """Yield the optimizers of the table that are loaded.
+
+    Some are in newer versions only, as Adafactor is in torch from 2.5 on.
+    """
     for name, (module, kind) in ALGORITHMS.items():
-        if module in sys.modules:
-            yield name, getattr(sys.modules[module], kind)
+        if (found := getattr(sys.modules.get(module), kind, None)) is not None:
+            yield name, found
 
 
 def _changed_functions(kinds: Sequence[type], base: type) -> str:
