@@ -1,9 +1,11 @@
-# Six verbs: demo, test, integrations, check, bench, gpu. All but gpu make their own environment in .venv and install what was tested together.
+# Seven verbs: demo, test, integrations, compat, check, bench, gpu. All but gpu make their own environment in .venv and install what was tested together.
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 AXOLOTL := .venv-axolotl
+LOWEST := .venv-lowest
+HIGHEST := .venv-highest
 GPU_PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One thread a process: the models are small, and in the demo trainer and auditor share the machine.
@@ -11,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test integrations check bench gpu clean
+.PHONY: demo test integrations compat check bench gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
@@ -24,6 +26,10 @@ test: $(VENV)/.dev
 integrations: $(VENV)/.integrations $(AXOLOTL)/.installed
 	$(BIN)/python -m pytest -m integrations
 	$(AXOLOTL)/bin/python -m pytest -p no:anyio -m integrations tests/integrations/test_axolotl.py
+
+# Twelve trainings, a gate and a report, with the oldest and with the newest versions: the same stamps, the same texts (a few GB, ten minutes).
+compat: $(LOWEST)/.installed $(HIGHEST)/.installed
+	$(HIGHEST)/bin/python -m tests.compat.compare $(LOWEST)/bin/python $(HIGHEST)/bin/python
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -69,4 +75,17 @@ $(AXOLOTL)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(AXOLOTL)
 	@echo "installing axolotl with all that it asks for (a few GB)"
 	$(AXOLOTL)/bin/python -m pip install --quiet torch==2.13.0 pytest pytest-timeout --editable '.[axolotl]'
+	@touch $@
+
+# torch of that year has no build without CUDA in the package index, so it brings 3 GB with it.
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[lightning,lora,opacus]' pytest hypothesis
+	@touch $@
+
+# The newest versions of everything but torch, whose build without CUDA is the one of constraints.txt.
+$(HIGHEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(HIGHEST)
+	$(HIGHEST)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(HIGHEST)/bin/python -m pip install --quiet --editable '.[lightning,lora,opacus]' pytest hypothesis
 	@touch $@

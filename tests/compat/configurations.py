@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.cli import main as cli
 from leakaudit.client.snapshot import Snapshot
+from leakaudit.results.files import load_results
 from tests.support import stacks, tiny
 from tests.support.spy import read_by_span
 from tests.support.stacks import Case
-from tests.support.tiny_trainer import TEXTS, audit_config, kept, stamp, without_side_process
+from tests.support.tiny_trainer import TEXTS, audit_config, kept, make_trainer, stamp, without_side_process
 
 LIBRARIES = (
     "torch",
@@ -148,9 +152,24 @@ def result(run: Callable[[Path], Kept]) -> dict[str, Any]:
     return {"steps": len(snapshots), "stamps": stamps, "read": None if found is None else list(found)}
 
 
+def whole() -> dict[str, Any]:
+    """Return what gate and report make of a training with a side process."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        audit = LeakAuditCallback(audit_config(Path(folder), attacks=("embedding-rows",), wait_at_end_s=120))
+        trainer = make_trainer(Path(folder), audit)
+        audit.attach(trainer)
+        trainer.train()
+        gate = CliRunner().invoke(cli, ["gate", str(audit.folder), "-q"])
+        report = CliRunner().invoke(cli, ["report", str(audit.folder)])
+        stamps = {str(step.verification.status.value) for step in load_results(Path(str(audit.folder))).steps}
+    return {"gate": gate.exit_code, "report": report.exit_code, "stamps": sorted(stamps)}
+
+
 def main(target: Path) -> None:
     """Run all of them and write what came out."""
     found = {name: result(run) for name, run in CONFIGURATIONS.items()}
+    found["Trainer with a side process, gate, report"] = whole()
     versions = {name: _version(name) for name in LIBRARIES}
     target.write_text(json.dumps({"versions": versions, "found": found}, indent=1), encoding="utf-8")
 
