@@ -33,7 +33,7 @@ def bert_tokenizer(vocabulary: Mapping[str, int], **options: Any) -> Any:
         vocabulary: token -> id, with BERT's special tokens.
         options: of the tokenizer, such as `model_max_length`.
     """
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made at run time
 
     # Before transformers 5.0 a vocabulary came from a file, or as a tokenizer of the package tokenizers.
     if "vocab" in inspect.signature(BertTokenizerFast).parameters:
