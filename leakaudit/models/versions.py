@@ -1,6 +1,6 @@
-"""What differs between versions of torch and transformers; nothing else asks for a version.
+"""What differs between versions of torch and transformers.
 
-Each function asks for the thing itself and not for a number, and says which versions have it.
+Nothing else asks for a version. Each function asks for the thing itself and not for a number, and says which versions have it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def dtype_option(dtype: str | torch.dtype) -> dict[str, Any]:
 
 
 def _at_least(library: str, release: tuple[int, ...]) -> bool:
-    """Return whether a library has a version, where the thing itself cannot be asked for."""
+    """Return whether a library has a version or a newer one.
+
+    It is for differences where the thing itself cannot be asked for.
+    """
     found = re.match(r"\d+(?:\.\d+)*", import_module(library).__version__)
     return found is not None and tuple(map(int, found[0].split("."))) >= release
 

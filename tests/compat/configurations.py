@@ -140,7 +140,10 @@ CONFIGURATIONS: dict[str, Callable[[Path], Kept]] = {
 
 
 def result(run: Callable[[Path], Kept]) -> dict[str, Any]:
-    """Return the stamps of a training, and the texts of its last kept step that `span` reads, over all of them."""
+    """Return the stamps of a training, and how much `span` reads.
+
+    That is the number of texts of its last kept step that come back word by word, and of all.
+    """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

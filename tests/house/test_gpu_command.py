@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("package", "found", "said"),
     [
-        ("transformers", "4.57.1", "transformers is 4.57.1, and 5.0 or newer is needed"),
-        ("torch", "2.5.1+cu124", "torch is 2.5.1+cu124, and 2.6 or newer is needed"),
+        ("transformers", "4.52.1", "transformers is 4.52.1, and 4.53 or newer is needed"),
+        ("torch", "2.3.1+cu124", "torch is 2.3.1+cu124, and 2.4 or newer is needed"),
         ("rouge-score", None, "rouge-score is missing"),
     ],
 )
