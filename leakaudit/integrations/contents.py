@@ -31,15 +31,16 @@ LARGEST = 2**31
 """Bound of whole numbers. Our choice: counts of steps and examples are smaller."""
 
 _WORDS = """
-acc accuracy aggregation auc auroc average avg balanced batch batches best bleu count current dev dice epoch epochs err error eval
-evaluation examples f1 flag global history initial iou iteration iterations kl learning local loss lr macro mae map mean metric metrics
-micro mse n ndcg nll num number of pearson per perplexity ppl precision quantized rate recall rmse roc rouge round rounds run runtime
-samples score second seconds size spearman start std step steps sum test time to top total train trained training val valid validation
-weight weighted
+acc accuracy aggregation auc auroc average avg balanced batch batches best bleu chosen count current dev dice entropy epoch epochs err error
+eval evaluation examples f1 flag flos global grad history initial iou iteration iterations kl learning local logits logps loss lr macro mae
+map margins mean metric metrics micro model mse n ndcg nll norm num number of pearson per perplexity ppl precision preparation quantized
+rate recall rejected rewards rmse roc rouge round rounds run runtime samples score second seconds size spearman start std step steps sum
+test time to token tokens top total train trained training val valid validation weight weighted
 """
 
 WORDS = frozenset(_WORDS.split())
-"""Words of which the name of a number consists, so that no name is a text. Our choice: those of NVFlare, Flower and common metrics."""
+"""Words of which the name of a number consists, so that no name is a text. Our choice: those of NVFlare, Flower, the
+Trainers of transformers and TRL, and common metrics."""
 
 SHORT_NUMBER = re.compile(r"[0-9]{1,2}")
 """A number in a name, such as that of `top5`."""

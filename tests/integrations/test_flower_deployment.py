@@ -1,6 +1,6 @@
-"""A deployment of Flower on loopback: SuperLink, SuperNode, and a process for each message.
+"""A deployment of Flower on loopback.
 
-All rounds of a client are one audit, although each of them is trained in a process of its own.
+It has a SuperLink, a SuperNode, and a process for each message. All rounds of a client are one audit, although each of them is trained in a process of its own.
 """
 
 from __future__ import annotations
