@@ -27,7 +27,7 @@ from leakaudit.capture.rounds.registry import audit_in, leave_rounds, open_round
 from leakaudit.capture.rounds.sent import OpenRound
 from leakaudit.capture.rounds.transmission import TIMEOUT_SECONDS, judge_round
 from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
-from leakaudit.integrations.contents import DTYPES, Numbers, copied_array, like, plain_dict
+from leakaudit.integrations.contents import DTYPES, Numbers, copied_array, like, made_of_words, plain_dict
 
 SHOWN = 3
 """Most names of tensors in a message. Our choice: enough to recognise what they are."""
@@ -172,8 +172,12 @@ class LeakAuditFilter(Filter):  # type: ignore[misc]  # nvflare ships no types
             if not all(type(name) is str for name in data):
                 raise SnapshotError("some of its arrays have names that are no strings")
             copies = {name: copied_array(value, "the data of the DXO") for name, value in data.items()}
-            _check_covered(made.not_covered(copies, differences=differences), len(copies))
-            made.sent(copies, differences=differences)
+            prefix = made.prefix_of(copies)
+            if not all(map(made_of_words, prefix.split(".")[:-1])):
+                raise SnapshotError("the names of its arrays begin with words that nobody allowed")
+            own = {name.removeprefix(prefix): value for name, value in copies.items()}
+            _check_covered(made.not_covered(own, differences=differences), len(own))
+            made.sent(own, differences=differences)
         judged = judge_round(folder, policy=Path(self.policy) if self.policy else None, timeout_s=self.timeout_s)
         if not judged.passes or made is None:
             self._block(f"{judged.status}: {judged.reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,9 @@ from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.held_rounds import add_sent, release
 from leakaudit.storage.round_tensors import WIRE_TYPES
 from leakaudit.storage.spool import Spool
+
+MOST_WRAPPERS = 2
+"""Most names of a server's wrappers before those of the client's model. Our choice."""
 
 
 class TensorsBefore(Protocol):
@@ -112,6 +115,22 @@ class OpenRound:
             for given, name in names.items()
             if name not in before.trained and not before.as_before(name, weights[given], differences=differences)
         ]
+
+    def prefix_of(self, names: Collection[str]) -> str:
+        """Return what stands before all sent names, because a server's model wraps the client's.
+
+        With the shortest such prefix removed, every name is a tensor of the round's model. Empty if there is none, or if none is needed.
+
+        Args:
+            names: the sent names, such as `model.encoder.weight` for a parameter `encoder.weight`.
+        """
+        known = self.before.known
+        parts = next(iter(names), "").split(".")[:MOST_WRAPPERS]
+        for length in range(len(parts) + 1):
+            prefix = "".join(f"{part}." for part in parts[:length])
+            if all(one.startswith(prefix) and plain_name(one.removeprefix(prefix)) in known for one in names):
+                return prefix
+        return ""
 
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sent weights under the names of the round's parameters."""
