@@ -117,7 +117,9 @@ class OpenRound:
         ]
 
     def prefix_of(self, names: Collection[str]) -> str:
-        """Return what stands before all sent names, because a server's model wraps the client's.
+        """Return what stands before all sent names.
+
+        A server's model that wraps the client's puts it there.
 
         With the shortest such prefix removed, every name is a tensor of the round's model. Empty if there is none, or if none is needed.
 
