@@ -59,19 +59,24 @@ def site_folder(out_dir: Path | str, site: str) -> Path:
 def round_config(out_dir: Path | str, **more: Any) -> dict[str, Any]:
     """Return the configuration of the audit in a client's training script.
 
-    It fits an in-process and an external executor. Call it after `flare.init()`.
+    It fits an in-process and an external executor. Where nobody called `flare.init()` yet, it does, as NVFlare's patch of a Trainer would later.
 
     Args:
         out_dir: as in `site_folder` and in the `LeakAuditFilter` of the job.
         more: further keys of the configuration, such as `shipped_defense`.
     """
-    from nvflare.client.api import get_site_name
+    from nvflare.client.api import get_site_name, init
 
+    try:
+        site = get_site_name()
+    except RuntimeError:  # there is no context yet
+        init()
+        site = get_site_name()
     return {
         "unit": "round",
         "every_n_steps": 1,
         "sent_elsewhere": True,
-        "out_dir": str(site_folder(out_dir, get_site_name())),
+        "out_dir": str(site_folder(out_dir, site)),
         **more,
     }
 

@@ -74,7 +74,7 @@ def _llm(mode: str) -> Client:
         f"NVFlare llm_hf, {mode}",
         "examples/advanced/llm_hf",
         (
-            Change("client.py", patch, f"    flare.init()\n{CALLBACK}{patch}"),
+            Change("client.py", patch, f"{CALLBACK}{patch}"),
             Change("client.py", 'device_map = {"": local_rank}', 'device_map = {"": "cpu"}', ours=False),
             Change("client.py", "        bf16=True,\n", "        bf16=True,\n        use_cpu=True,\n", ours=False),
             Change(
