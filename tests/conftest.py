@@ -13,6 +13,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+collect_ignore_glob = ["support/pastes/*", "support/flower_deployment/*"]
+"""Programs of users, which run when they are imported; tests start them."""
+
+
 @pytest.fixture(autouse=True)
 def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the variable CI, which forbids text mode full.
