@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-collect_ignore_glob = ["support/pastes/*", "support/flower_deployment/*"]
+collect_ignore_glob = ["support/pastes/*", "support/flower_deployment/*", "support/flower_clients/*"]
 """Programs of users, which run when they are imported; tests start them."""
 
 

@@ -8,12 +8,16 @@
         LeakAuditCallback(audited.config(context)).attach(trainer)
         ...
 
+A loop of your own begins its round with `watch_round(model, optimizer, tokenizer=tokenizer)`, wherever it makes its optimizer.
+
 The callback keeps what the training made. The mod, as the first of the list, sees what is sent after all other mods. The report shows both,
 and so what the mods between them change. As the last of the list it sees what the training function returned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +28,47 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
+from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.capture.notify import notify
 from leakaudit.capture.rounds.registry import audit_in, open_round
 from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
 
-_within: ContextVar[bool] = ContextVar("_within", default=False)
-"""Whether a `LeakAuditMod` further out handles the message, which sees more of what is sent."""
+
+@dataclass(frozen=True)
+class _Handled:
+    """A message that a `LeakAuditMod` handles."""
+
+    mod: LeakAuditMod
+    context: Context
+    audits: ExitStack
+    """Ends the audits of the loops that began in it."""
+
+
+_handled: ContextVar[_Handled | None] = ContextVar("_handled", default=None)
+"""The message of the `LeakAuditMod` that is furthest out, and so sees most of what is sent; None outside of messages."""
+
+
+def watch_round(model: Any, optimizer: Any, *, config: Mapping[str, Any] | None = None, **more: Any) -> Watch:
+    """Begin to audit a training loop; its round ends with the client's function.
+
+    Call it before the first step, in the client's function or anything that it calls. It needs no `with` block, and the loop does not change.
+
+    Args:
+        model: what the loop calls, as in `watch`.
+        optimizer: the optimizer of the loop.
+        config: further keys of the audit's configuration, such as `rounds` or `attacks`.
+        more: further arguments of `watch`, such as `tokenizer` or `num_labels`.
+
+    Returns:
+        The audit of the loop; it does nothing where no `LeakAuditMod` handles the message.
+    """
+    handled = _handled.get()
+    if handled is None:
+        notify("this training is not audited: `watch_round` runs outside of a function with `mods=[LeakAuditMod(...)]`")
+        return Watch(model, optimizer, **more)
+    audit = Watch(model, optimizer, config=handled.mod.config(handled.context, **(config or {})), **more)
+    handled.audits.enter_context(audit)
+    return audit
 
 
 @dataclass(eq=False)
@@ -59,12 +98,15 @@ class LeakAuditMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the reply of the client and tell its audit what it holds."""
-        outermost, token = not _within.get(), _within.set(True)
-        try:
-            reply = call_next(message, context)
-        finally:
-            _within.reset(token)
-        if outermost and message.metadata.message_type.startswith("train") and not reply.has_error():
+        if _handled.get() is not None:
+            return call_next(message, context)
+        with ExitStack() as audits:
+            token = _handled.set(_Handled(self, context, audits))
+            try:
+                reply = call_next(message, context)
+            finally:
+                _handled.reset(token)
+        if message.metadata.message_type.startswith("train") and not reply.has_error():
             try:
                 self._note(reply, self.folder(context))
             except Exception as error:

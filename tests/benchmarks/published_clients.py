@@ -1,12 +1,15 @@
 """Runs published federated clients with their own code, an audit and a gate.
 
     python -m tests.benchmarks.published_clients --nvflare NVFLARE
+    python -m tests.benchmarks.published_clients --flower FLOWER
 
-NVFLARE is a checkout of NVFlare's repository; nothing of it is in this project. Each example is copied, and changed by the substitutions below:
+NVFLARE is a checkout of NVFlare's repository, FLOWER a folder with the `examples` of Flower's; nothing of them is in this project. Each example is copied, and changed by the substitutions below:
 `ours` are the lines that a user adds for the audit, `machine` are changes for a machine without a GPU. Its model is a small one with random
-weights, its data are six invented texts. It runs to its end in NVFlare's simulator, in an environment where leakaudit is installed from a
-wheel. A row has the lines that were added, the stamps of the kept rounds, what the filter did with the round, and the gate's verdict with the policy of
-rounds. Nothing is granted. The attacks are the default ones.
+weights, its data are six invented texts. It runs to its end in an environment where leakaudit is installed from a wheel: an example of NVFlare in
+its simulator, one of Flower as its `ClientApp`, which gets one message (`tests/support/flower_clients/one_message.py`), with the versions that
+the example pins where `PINNED` has them. A row has the lines that were added, the stamps of the kept rounds, what the filter did with the round, and the gate's verdict with the policy of
+rounds. Nothing is granted. The attacks are the default ones. Flower sends what it has: its last columns are the reply, and the verdict of
+`leakaudit gate`.
 """
 
 from __future__ import annotations
@@ -25,11 +28,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leakaudit.results.files import load_results
+from leakaudit.results.schema import Results
 from tests.benchmarks.one_paste import built_wheel
-from tests.support.one_paste import PROGRAMS
+from tests.support.one_paste import PROGRAMS, ROOT
 
 LIMIT_SECONDS = 900
 """Most seconds that one example may take."""
+STAND_INS = ROOT / "tests" / "support" / "flower_clients"
+"""What stands in for Flower's packages of data sets, and the program that gives a client its message."""
+PINNED = (
+    *("transformers==4.53.0", "trl==0.8.1", "peft==0.15.2", "bitsandbytes==0.49.1", "omegaconf==2.3.0"),
+    *("tokenizers==0.21.4", "huggingface_hub==0.36.2", "datasets==4.1.1", "antlr4-python3-runtime==4.9.3"),
+)
+"""Versions for Flower's examples. The first line is their own pins, except for peft: they ask for 0.6.2, and leakaudit takes 0.15 and newer.
+The second line are the releases that go with them. torch stays what it is here."""
 
 CALLBACK = """    from leakaudit.callbacks.hf_trainer import LeakAuditCallback
     from leakaudit.integrations.nvflare import round_config
@@ -51,8 +63,11 @@ class Change:
 
     @property
     def added(self) -> int:
-        """Return how many lines it adds for the audit."""
-        return self.after.count("\n") - self.before.count("\n") if self.ours else 0
+        """Return how many lines it adds or changes for the audit."""
+        if not self.ours:
+            return 0
+        lines = [line for line in self.after.splitlines() if line.strip()]
+        return len(lines) - sum(line in lines for line in self.before.splitlines() if line.strip())
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,85 @@ def _llm(mode: str) -> Client:
     )
 
 
+@dataclass(frozen=True)
+class FlowerClient:
+    """A published app of Flower."""
+
+    folder: str
+    """Below `examples`."""
+    changes: tuple[Change, ...]
+    model: str
+    """Kind of the small model, as `one_message.py` names it."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its row."""
+        return f"Flower {self.folder}"
+
+
+IMPORT_MOD = "from leakaudit.integrations.flower import LeakAuditMod\n"
+
+
+def _flower_llm(folder: str, package: str) -> FlowerClient:
+    client = f"{package}/client_app.py"
+    imports = "from leakaudit.callbacks.hf_trainer import LeakAuditCallback\n" + IMPORT_MOD
+    attach = "    LeakAuditCallback(audited.config(context)).attach(trainer)\n"
+    train = "    results = trainer.train()\n"
+    app = "app = ClientApp()\n"
+    return FlowerClient(
+        folder,
+        (
+            Change(client, "from trl import SFTTrainer\n", f"{imports}from trl import SFTTrainer\n"),
+            Change(client, app, f"{app}audited = LeakAuditMod({{audits!r}})\n"),
+            Change(client, "@app.train()\n", "@app.train(mods=[audited])\n"),
+            Change(client, train, attach + train),
+        ),
+        "adapters",
+    )
+
+
+def _with_loop(folder: str, package: str, optimizer: str, arguments: str, model: str, *more: Change) -> FlowerClient:
+    """Return a client with a loop of its own, in `task.py`.
+
+    Args:
+        folder: below `examples`.
+        package: of the example.
+        optimizer: the line of its training function that makes the optimizer, without its indent.
+        arguments: further arguments of `watch_round`.
+        model: kind of the small model.
+        more: further changes.
+    """
+    client, task, app = f"{package}/client_app.py", f"{package}/task.py", "from flwr.clientapp import ClientApp\n"
+    data = "from flwr_datasets import FederatedDataset\n"
+    begin = f"    watch_round(net, optimizer, {arguments})\n"
+    return FlowerClient(
+        folder,
+        (
+            Change(client, app, app + IMPORT_MOD),
+            Change(client, "@app.train()\n", "@app.train(mods=[LeakAuditMod({audits!r})])\n"),
+            Change(task, data, f"{data}from leakaudit.integrations.flower import watch_round\n"),
+            Change(task, f"    {optimizer}\n", f"    {optimizer}\n{begin}"),
+            *more,
+        ),
+        model,
+    )
+
+
+FLOWER_CLIENTS = (
+    _with_loop(
+        "quickstart-huggingface",
+        "huggingface_example",
+        "optimizer = AdamW(net.parameters(), lr=5e-5)",
+        "tokenizer=trainloader.collate_fn.tokenizer",
+        "classifier",
+    ),
+    _flower_llm("flowertune-llm", "flowertune_llm"),
+    _flower_llm("flowertune-llm-general-nlp", "flowertune_generalnlp"),
+    _flower_llm("flowertune-llm-code", "flowertune_code"),
+    _flower_llm("flowertune-llm-finance", "flowertune_finance"),
+    _flower_llm("flowertune-llm-medical", "flowertune_medical"),
+)
+
 CLIENTS = (
     Client(
         "NVFlare hello-huggingface",
@@ -112,10 +206,14 @@ CLIENTS = (
 )
 
 
-def environment(folder: Path) -> Path:
+def environment(folder: Path, *pins: str) -> Path:
     """Return an interpreter that has this one's packages, and leakaudit from a wheel.
 
     NVFlare copies a part of an editable install into its job.
+
+    Args:
+        folder: an empty one.
+        pins: requirements that stand before this interpreter's packages.
     """
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
@@ -123,7 +221,7 @@ def environment(folder: Path) -> Path:
     own = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
     (own / "below.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed"]
-    subprocess.run([*pip, str(built_wheel(folder))], check=True)
+    subprocess.run([*pip, str(built_wheel(folder)), *pins], check=True)
     return python
 
 
@@ -157,11 +255,14 @@ def prepare(work: Path) -> None:
         (home / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def run(client: Client, source: Path, python: Path, work: Path) -> str:
-    """Run one example and return its row."""
-    audits = work / "audits"
+def copied(client: Client | FlowerClient, source: Path, work: Path) -> Path:
+    """Copy an example, change it, and return its folder.
+
+    Raises:
+        RuntimeError: a text that is to be replaced is not in it once.
+    """
     app = work / "app"
-    shutil.copytree(source / client.folder, app)
+    shutil.copytree(source, app)
     for change in client.changes:
         path = app / change.file
         text = path.read_text(encoding="utf-8")
@@ -169,49 +270,104 @@ def run(client: Client, source: Path, python: Path, work: Path) -> str:
             raise RuntimeError(
                 f"{client.name}: {change.file} is of another version: {change.before!r} is not in it once"
             )
-        path.write_text(
-            text.replace(change.before, change.after.replace("{audits!r}", repr(str(audits)))), encoding="utf-8"
-        )
-    quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-    begin = time.perf_counter()
-    done = subprocess.run(
-        [str(python), "job.py", *(one.replace("{work}", str(work)) for one in client.arguments)],
-        cwd=app,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | quiet,
+        after = change.after.replace("{audits!r}", repr(str(work / "audits")))
+        path.write_text(text.replace(change.before, after), encoding="utf-8")
+    return app
+
+
+def ran(command: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with an interpreter of `environment`, without a network."""
+    quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    quiet["PATH"] = f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | quiet | environ,
         capture_output=True,
         text=True,
         check=False,
         timeout=LIMIT_SECONDS,
     )
+
+
+def events_of(results: Results) -> str:
+    """Return the events of all attempts, in words."""
+    return ", ".join(sorted({event for attempt in results.attempts for event in attempt.events}) or ["none"])
+
+
+def stamps_of(results: Results) -> str:
+    """Return the stamps of the kept rounds."""
+    return ", ".join(step.verification.status.value for step in results.steps)
+
+
+def run_flower(client: FlowerClient, source: Path, python: Path, work: Path) -> str:
+    """Give one example of Flower its message, and return its row.
+
+    Raises:
+        RuntimeError: the client sent no reply, or kept no round.
+    """
+    app = copied(client, source / "examples" / client.folder, work)
+    begin = time.perf_counter()
+    program = [str(python), str(STAND_INS / "one_message.py"), str(work), client.model]
+    done = ran(program, app, PYTHONPATH=str(STAND_INS))
+    seconds = time.perf_counter() - begin
+    folder = work / "audits" / "client-0"
+    if not (work / "reply").is_file() or not (folder / "results.json").is_file():
+        raise RuntimeError(f"{client.name}: no reply or no audit:\n{(done.stdout + done.stderr)[-3000:]}")
+    verdict = ran([str(python), "-m", "leakaudit", "gate", "--quiet", str(folder)], app).stdout.split()[0]
+    results = load_results(folder)
+    lines = sum(change.added for change in client.changes)
+    stamps, events = stamps_of(results), events_of(results)
+    return f"| {client.name} | {lines} | {stamps} | {events} | sent | {verdict} | {seconds:.0f} |"
+
+
+def run(client: Client, source: Path, python: Path, work: Path) -> str:
+    """Run one example of NVFlare and return its row."""
+    app = copied(client, source / client.folder, work)
+    begin = time.perf_counter()
+    done = ran([str(python), "job.py", *(one.replace("{work}", str(work)) for one in client.arguments)], app)
     seconds = time.perf_counter() - begin
     said = re.findall(
         r"leakaudit: (the transmission is blocked|round \d+ may be sent): (\w+)", done.stdout + done.stderr
     )
     if not said:
         raise RuntimeError(f"{client.name}: the filter said nothing:\n{(done.stdout + done.stderr)[-3000:]}")
-    results = load_results(audits / client.sites[0])
-    stamps = ", ".join(step.verification.status.value for step in results.steps)
-    events = sorted({event for attempt in results.attempts for event in attempt.events}) or ["none"]
+    results = load_results(work / "audits" / client.sites[0])
+    stamps, events = stamps_of(results), events_of(results)
     lines = sum(change.added for change in client.changes)
     sent, verdict = said[0]
     what = "blocked" if "blocked" in sent else "sent"
-    return f"| {client.name} | {lines} | {stamps} | {', '.join(events)} | {what} | {verdict} | {seconds:.0f} |"
+    return f"| {client.name} | {lines} | {stamps} | {events} | {what} | {verdict} | {seconds:.0f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nvflare", type=Path, required=True, help="a checkout of NVFlare's repository")
+    parser.add_argument("--nvflare", type=Path, help="a checkout of NVFlare's repository")
+    parser.add_argument("--flower", type=Path, help="a folder with the examples of Flower's repository")
+    parser.add_argument("--only", default="", help="a part of the names of the clients that run")
     options = parser.parse_args()
+    if options.nvflare is None and options.flower is None:
+        parser.error("name --nvflare, --flower or both")
     print(
         "| client | lines added | rounds | events | the round was | verdict | s |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
-    with tempfile.TemporaryDirectory() as base:
-        python = environment(Path(base))
-        for number, client in enumerate(CLIENTS):
-            work = Path(base, f"work{number}")
-            work.mkdir()
-            prepare(work)
-            print(run(client, options.nvflare, python, work), flush=True)
+    if options.nvflare is not None:
+        clients = [client for client in CLIENTS if options.only in client.name]
+        with tempfile.TemporaryDirectory() as base:
+            python = environment(Path(base))
+            for number, client in enumerate(clients):
+                work = Path(base, f"work{number}")
+                work.mkdir()
+                prepare(work)
+                print(run(client, options.nvflare, python, work), flush=True)
+    if options.flower is not None:
+        apps = [client for client in FLOWER_CLIENTS if options.only in client.name]
+        with tempfile.TemporaryDirectory() as base:
+            python = environment(Path(base), *PINNED)
+            for number, one in enumerate(apps):
+                work = Path(base, f"work{number}")
+                work.mkdir()
+                print(run_flower(one, options.flower, python, work), flush=True)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     finish()
 
 
-def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
+def exchange(folder: Path, *between: Any, audited: bool = True, step: Any = None) -> Any:
     """Send one training message through the mods to a client.
 
-    Return the reply, the weights that the client made, the mod, and its two arguments.
+    Return the reply, the weights that the client made, the mod, and its two arguments. `step` trains and audits in place of the step here.
     """
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
@@ -55,7 +55,9 @@ def exchange(folder: Path, *between: Any, audited: bool = True) -> Any:
         model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         audit = config(folder, unit="round", every_n_steps=1, out_dir=mod.folder(context))
-        if audited:
+        if step is not None:
+            step(model, optimizer, tokenizer)
+        elif audited:
             with watch(model, optimizer, tokenizer=tokenizer, config=audit):
                 _step(model, optimizer, tokenizer)
         else:
@@ -135,6 +137,47 @@ def test_a_client_without_an_audit_is_named_once(tmp_path: Path, capsys: Any) ->
     _, _, mod, (message, context) = exchange(tmp_path, audited=False)
     assert capsys.readouterr().err.count("no training here is audited in") == 1
     assert not (tmp_path / "client-3").exists() and mod.folder(context) == tmp_path / "client-3" and message is not None
+
+
+def _own_loop(model: Any, optimizer: Any, tokenizer: Any) -> None:
+    """Train as a client whose loop stands in a function of its own, without its context."""
+    from leakaudit.integrations.flower import watch_round
+
+    watch_round(model, optimizer, tokenizer=tokenizer, config={"attacks": ["span"]})
+    _step(model, optimizer, tokenizer)
+
+
+def test_a_loop_without_a_with_block_is_a_round_of_its_client(tmp_path: Path) -> None:
+    """The round is that of the mod's client, ends with its function, and is what was sent."""
+    reply, made, _, _ = exchange(tmp_path, step=_own_loop)
+    snapshot = kept(tmp_path)
+    sent = reply.content["arrays"].to_torch_state_dict()
+    assert snapshot.observation.update
+    for name, produced in snapshot.observation.update.items():
+        assert torch.equal(snapshot.sent.update[name], produced) and torch.equal(sent[name], made[name])
+
+
+def test_a_loop_that_fails_ends_its_round_and_the_next_one_is_kept(tmp_path: Path, capsys: Any) -> None:
+    """The client's own exception arrives; nothing of the round is kept."""
+
+    def fails(*objects: Any) -> None:
+        _own_loop(*objects)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        exchange(tmp_path, step=fails)
+    assert "training ended with ZeroDivisionError" in capsys.readouterr().err
+    exchange(tmp_path, step=_own_loop)
+    assert len(list((tmp_path / "client-3" / "spool").glob("0*"))) <= 1 and kept(tmp_path).sent is not None
+
+
+def test_a_loop_outside_of_a_message_trains_without_an_audit(capsys: Any) -> None:
+    """One line says what is missing."""
+    model = tiny.bert()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _own_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), tiny.bert_tokenizer())
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert "`watch_round` runs outside of a function with `mods=[LeakAuditMod(...)]`" in capsys.readouterr().err
 
 
 def test_ten_rounds_of_two_clients_in_the_simulation(tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""Rows of invented texts, in the columns that Flower's examples read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXTS = (
+    "the nurse called the family of the old man before noon",
+    "a young woman came back with pain in her left knee today",
+    "the doctor wrote a short letter to the school near the river",
+    "two children with fever slept in the blue room last night",
+    "the patient asked for water and read a long book alone",
+    "after the storm the village sent food to the small clinic",
+)
+QUESTIONS = ("who called", "who came", "who wrote", "who slept", "who asked", "who sent food")
+
+
+def columns(dataset: str) -> dict[str, list[Any]]:
+    """Return name of a column -> values, for the name of a published data set."""
+    if "imdb" in dataset:
+        return {"text": list(TEXTS), "label": [number % 2 for number in range(len(TEXTS))]}
+    return {"instruction": list(QUESTIONS), "input": list(QUESTIONS), "output": list(TEXTS)}

@@ -1,0 +1,110 @@
+"""Gives one training message to a published Flower app, as a node does.
+
+    python one_message.py WORK MODEL
+
+The working directory is the app's folder, with its `pyproject.toml`. MODEL names what the server sends first: `adapters` or `classifier`. A small
+model with random weights is saved in WORK/model, and stands in for the published one; everything else of the app's configuration stays. The names
+of the arrays in the reply are written to WORK/reply.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path.cwd()))
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common.config import flatten_dict, unflatten_dict
+from flwr.supercore.task_identity import TaskIdentity
+from invented import QUESTIONS, TEXTS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+PROMPT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n"
+    "### Instruction:\n\n### Response: "
+)
+"""What the examples put around a row, so that the vocabulary has its words."""
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def save_model(folder: Path, kind: str) -> None:
+    """Write a small model with random weights, and its tokenizer."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([PROMPT, *TEXTS, *QUESTIONS] * 3, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
+    )
+    set_seed(5)
+    if kind == "classifier":
+        sizes = {
+            **SIZES,
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+        }  # those of the published one, prajjwal1/bert-tiny
+        model: Any = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
+    else:
+        model = MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), num_key_value_heads=4, **SIZES))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def first_arrays(kind: str, package: str, settings: dict[str, Any]) -> Any:
+    """Return what the example's server sends in the first round."""
+    if kind == "classifier":
+        return import_module(f"{package}.task").get_model(settings["model-name"]).state_dict()
+    from omegaconf import DictConfig
+    from peft import get_peft_model_state_dict
+
+    config = DictConfig(import_module(f"{package}.dataset").replace_keys(unflatten_dict(settings)))
+    return get_peft_model_state_dict(import_module(f"{package}.models").get_model(config.model))
+
+
+def main(work: Path, kind: str) -> None:
+    app = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    settings = flatten_dict(app["config"])
+    settings["model-name" if "model-name" in settings else "model.name"] = str(work / "model")
+    save_model(work / "model", kind)
+    module, _, name = app["components"]["clientapp"].partition(":")
+    for one in ("_task_id", "_run_id", "_node_id"):  # of the process that handles a message
+        setattr(TaskIdentity, one, 1)
+    set_seed(5)
+    content = {
+        "arrays": ArrayRecord(first_arrays(kind, module.partition(".")[0], settings)),
+        "config": ConfigRecord({"server-round": 1, "save_path": str(work / "results")}),
+    }
+    message = Message(RecordDict(content), dst_node_id=1, message_type="train")
+    node = {"partition-id": 0, "num-partitions": 1}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=settings)
+    reply = getattr(import_module(module), name)(message, context)
+    (work / "reply").write_text(" ".join(reply.content["arrays"]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
