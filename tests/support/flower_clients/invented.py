@@ -1,4 +1,4 @@
-"""Rows of invented texts, in the columns that Flower's examples read."""
+"""Rows of invented texts and pictures, in the columns that Flower's examples read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ QUESTIONS = ("who called", "who came", "who wrote", "who slept", "who asked", "w
 
 def columns(dataset: str) -> dict[str, list[Any]]:
     """Return name of a column -> values, for the name of a published data set."""
+    if "cifar" in dataset or "flowers" in dataset:
+        return pictures(*(("img", 32) if "cifar" in dataset else ("image", 256)))
     if "imdb" in dataset:
         return {"text": list(TEXTS), "label": [number % 2 for number in range(len(TEXTS))]}
     return {"instruction": list(QUESTIONS), "input": list(QUESTIONS), "output": list(TEXTS)}
+
+
+def pictures(column: str, side: int) -> dict[str, list[Any]]:
+    """Return ten pictures of random colours, in one column, with a label each."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(5)
+    drawn = [Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)) for _ in range(10)]
+    return {column: drawn, "label": [number % 5 for number in range(10)]}

@@ -2,8 +2,8 @@
 
     python one_message.py WORK MODEL
 
-The working directory is the app's folder, with its `pyproject.toml`. MODEL names what the server sends first: `adapters` or `classifier`. A small
-model with random weights is saved in WORK/model, and stands in for the published one; everything else of the app's configuration stays. The names
+The working directory is the app's folder, with its `pyproject.toml`. MODEL names what the server sends first: `adapters`, `classifier`, `net` or `heads`. A small
+language model with random weights is saved in WORK/model, and stands in for the published one; everything else of the app's configuration stays. The names
 of the arrays in the reply are written to WORK/reply.
 """
 
@@ -79,6 +79,10 @@ def first_arrays(kind: str, package: str, settings: dict[str, Any]) -> Any:
     """Return what the example's server sends in the first round."""
     if kind == "classifier":
         return import_module(f"{package}.task").get_model(settings["model-name"]).state_dict()
+    if kind == "net":
+        return import_module(f"{package}.task").Net().state_dict()
+    if kind == "heads":
+        return import_module(f"{package}.task").get_model(settings["num-classes"]).heads.state_dict()
     from omegaconf import DictConfig
     from peft import get_peft_model_state_dict
 
@@ -89,15 +93,16 @@ def first_arrays(kind: str, package: str, settings: dict[str, Any]) -> Any:
 def main(work: Path, kind: str) -> None:
     app = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     settings = flatten_dict(app["config"])
-    settings["model-name" if "model-name" in settings else "model.name"] = str(work / "model")
-    save_model(work / "model", kind)
+    for name in {"model-name", "model.name"} & set(settings):
+        settings[name] = str(work / "model")
+        save_model(work / "model", kind)
     module, _, name = app["components"]["clientapp"].partition(":")
     for one in ("_task_id", "_run_id", "_node_id"):  # of the process that handles a message
         setattr(TaskIdentity, one, 1)
     set_seed(5)
     content = {
         "arrays": ArrayRecord(first_arrays(kind, module.partition(".")[0], settings)),
-        "config": ConfigRecord({"server-round": 1, "save_path": str(work / "results")}),
+        "config": ConfigRecord({"server-round": 1, "lr": 0.1, "save_path": str(work / "results")}),
     }
     message = Message(RecordDict(content), dst_node_id=1, message_type="train")
     node = {"partition-id": 0, "num-partitions": 1}
