@@ -134,6 +134,8 @@ class LeakAuditMod:
                 f"{', '.join(map(repr, reply.content))}; a mod masks or encrypts it"
             )
         elif made is not None:
+            part = made.part_of(weights)
+            weights = {part + name: array for name, array in weights.items()}
             left = made.not_covered(weights)
             made.sent(weights, beside=len(left))
             if left:

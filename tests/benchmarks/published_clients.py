@@ -142,40 +142,55 @@ def _flower_llm(folder: str, package: str) -> FlowerClient:
     )
 
 
-def _with_loop(folder: str, package: str, optimizer: str, arguments: str, model: str, *more: Change) -> FlowerClient:
+def _with_loop(folder: str, package: str, optimizer: str, begin: str, model: str, *more: Change) -> FlowerClient:
     """Return a client with a loop of its own, in `task.py`.
 
     Args:
         folder: below `examples`.
         package: of the example.
         optimizer: the line of its training function that makes the optimizer, without its indent.
-        arguments: further arguments of `watch_round`.
+        begin: the line that begins the round after it.
         model: kind of the small model.
         more: further changes.
     """
     client, task, app = f"{package}/client_app.py", f"{package}/task.py", "from flwr.clientapp import ClientApp\n"
     data = "from flwr_datasets import FederatedDataset\n"
-    begin = f"    watch_round(net, optimizer, {arguments})\n"
     return FlowerClient(
         folder,
         (
             Change(client, app, app + IMPORT_MOD),
             Change(client, "@app.train()\n", "@app.train(mods=[LeakAuditMod({audits!r})])\n"),
             Change(task, data, f"{data}from leakaudit.integrations.flower import watch_round\n"),
-            Change(task, f"    {optimizer}\n", f"    {optimizer}\n{begin}"),
+            Change(task, f"    {optimizer}\n", f"    {optimizer}\n    {begin}\n"),
             *more,
         ),
         model,
     )
 
 
+_TASK = "pytorchexample/task.py"
+_PARTITIONER = "from flwr_datasets.partitioner import IidPartitioner\n"
+_LABELS = """            labels = batch["label"].to(device)
+            optimizer.zero_grad()
+"""
+
 FLOWER_CLIENTS = (
     _with_loop(
         "quickstart-huggingface",
         "huggingface_example",
         "optimizer = AdamW(net.parameters(), lr=5e-5)",
-        "tokenizer=trainloader.collate_fn.tokenizer",
+        "watch_round(net, optimizer, tokenizer=trainloader.collate_fn.tokenizer)",
         "classifier",
+    ),
+    _with_loop(
+        "quickstart-pytorch",
+        "pytorchexample",
+        "optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)",
+        'audit = watch_round(rebuilt_by(net, "pytorchexample.task:Net"), optimizer, num_labels=10)',
+        "net",
+        Change(_TASK, _PARTITIONER, f"{_PARTITIONER}from leakaudit.models import rebuilt_by\n"),
+        Change(_TASK, _LABELS, f'{_LABELS}            audit.batch({{"labels": labels}})\n'),
+        Change(_TASK, "from torchvision.transforms import", "from pictures import", ours=False),
     ),
     _flower_llm("flowertune-llm", "flowertune_llm"),
     _flower_llm("flowertune-llm-general-nlp", "flowertune_generalnlp"),

@@ -20,6 +20,7 @@ from leakaudit.callbacks.hf_trainer import LeakAuditCallback as TrainerAudit
 from leakaudit.callbacks.lightning_trainer import LeakAuditCallback as LightningAudit
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.array_batches import classifier_in
+from leakaudit.capture.rounds.before_round import BeforeRound
 from leakaudit.cli import main
 from leakaudit.client.array_batches import array_facts
 from leakaudit.client.snapshot import Snapshot
@@ -345,3 +346,11 @@ def test_a_step_without_its_declared_noise_is_undefended(tmp_path: Path) -> None
     found = stamp(snapshot)
     assert found.status is VERIFIED and "is not in the update" in found.note
     assert defenses_found(ClientStep.of(snapshot), found, snapshot.observation.update) == ()
+
+
+def test_a_client_sends_a_classifier_under_its_own_names() -> None:
+    """A classifier that has a part called `net` is no exception."""
+    net = nn.ModuleDict({"net": nn.Linear(6, 4), "0": nn.Linear(4, CLASSES)})
+    before = BeforeRound.of(ArrayClassifier(net, CLASSES), torch.optim.SGD(net.parameters(), lr=0.1))
+    names = {name: before.known[name] for name in net.state_dict()}
+    assert names == {name: f"net.{name}" for name in net.state_dict()} and set(names.values()) == set(before.trained)

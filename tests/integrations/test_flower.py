@@ -132,6 +132,24 @@ def test_names_that_are_not_the_models_are_an_error_that_changes_nothing(tmp_pat
     assert "what is sent is not audited" in said and "the first is '0', expected were names such as" in said
 
 
+def test_a_client_may_send_one_part_of_its_model_under_the_names_of_that_part(tmp_path: Path) -> None:
+    """As one does that trains a new head and sends the state dict of the head."""
+    part = "bert.encoder."
+    exchange(tmp_path, changed_by(lambda w: {n.removeprefix(part): x for n, x in w.items() if n.startswith(part)}))
+    snapshot = kept(tmp_path)
+    inside = {name for name in snapshot.observation.update if name.startswith(part)}
+    assert inside
+    assert all(torch.equal(snapshot.sent.update[name], snapshot.observation.update[name]) for name in inside)
+
+
+def test_names_that_two_parts_of_the_model_have_are_an_error(tmp_path: Path, capsys: Any) -> None:
+    """Both layers of the encoder have them."""
+    part = "bert.encoder.layer.0."
+    exchange(tmp_path, changed_by(lambda w: {n.removeprefix(part): x for n, x in w.items() if n.startswith(part)}))
+    assert kept(tmp_path).sent is None
+    assert "what is sent is not audited: none of 16 sent tensors" in capsys.readouterr().err
+
+
 def test_a_client_without_an_audit_is_named_once(tmp_path: Path, capsys: Any) -> None:
     """One line, with what to do."""
     _, _, mod, (message, context) = exchange(tmp_path, audited=False)
@@ -140,7 +158,7 @@ def test_a_client_without_an_audit_is_named_once(tmp_path: Path, capsys: Any) ->
 
 
 def _own_loop(model: Any, optimizer: Any, tokenizer: Any) -> None:
-    """Train as a client whose loop stands in a function of its own, without its context."""
+    """Train as a client whose loop stands in a function without its context."""
     from leakaudit.integrations.flower import watch_round
 
     watch_round(model, optimizer, tokenizer=tokenizer, config={"attacks": ["span"]})
@@ -148,7 +166,7 @@ def _own_loop(model: Any, optimizer: Any, tokenizer: Any) -> None:
 
 
 def test_a_loop_without_a_with_block_is_a_round_of_its_client(tmp_path: Path) -> None:
-    """The round is that of the mod's client, ends with its function, and is what was sent."""
+    """The round belongs to the mod's client and ends with its function."""
     reply, made, _, _ = exchange(tmp_path, step=_own_loop)
     snapshot = kept(tmp_path)
     sent = reply.content["arrays"].to_torch_state_dict()

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.client.facts import DeclaredDefense
+from leakaudit.models.array_classifier import ArrayClassifier
 from leakaudit.models.wrappers import plain_name
 from leakaudit.storage.frozen_weights import FrozenWeights
 from leakaudit.storage.round_tensors import RoundTensors, UnmovedTensor
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that a `PeftModel` adds to the names of the model inside it."""
+ARRAY_PREFIX = "net."
+"""Prefix that an `ArrayClassifier` adds to the names of the classifier inside it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ def _known(model: nn.Module) -> Iterator[tuple[str, str]]:
         name = first.setdefault(id(tensor), plain_name(given))
         for alias in aliases(plain_name(given)):
             yield alias, name
+    if isinstance(model, ArrayClassifier):  # the client knows its own classifier; its names come last, so they hold
+        for given, tensor in tensors:
+            if given.startswith(ARRAY_PREFIX):
+                for alias in aliases(plain_name(given.removeprefix(ARRAY_PREFIX))):
+                    yield alias, first[id(tensor)]
 
 
 def aliases(name: str) -> list[str]:

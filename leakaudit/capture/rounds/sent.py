@@ -134,6 +134,27 @@ class OpenRound:
                 return prefix
         return ""
 
+    def part_of(self, names: Collection[str]) -> str:
+        """Return what the model's names have before all sent names.
+
+        A client that trains one part of its model may send the state dict of that part: `head.weight` is `heads.head.weight` of the model.
+        Empty if a sent name is one of the model, or if no part or more than one has these names.
+
+        Args:
+            names: the sent names.
+        """
+        known, sent = self.before.known, [plain_name(one) for one in names]
+        if not sent or any(one in known for one in sent):
+            return ""
+        paths = sorted(one.removesuffix(sent[0]) for one in known if one.endswith(f".{sent[0]}"))
+        parts = {
+            tuple(known[path + one] for one in sent): path
+            for path in sorted(paths, key=len, reverse=True)
+            if all(path + one in known for one in sent)
+        }
+        parts = {tensors: path for tensors, path in parts.items() if any(one in self.before.trained for one in tensors)}
+        return next(iter(parts.values())) if len(parts) == 1 else ""
+
     def _matched(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sent weights under the names of the round's parameters."""
         known, shapes = self.before.known, self.before.trained
