@@ -36,7 +36,7 @@ PROMPT = (
     "### Instruction:\n\n### Response: "
 )
 """What the examples put around a row, so that the vocabulary has its words."""
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 512,
     "num_hidden_layers": 2,

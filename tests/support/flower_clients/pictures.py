@@ -1,4 +1,7 @@
-"""Stands in for three transforms of torchvision, of which not every machine has a build for its torch."""
+"""Stands in for three transforms of torchvision.
+
+Not every machine has a build of it for its torch.
+"""
 
 from __future__ import annotations
 
