@@ -240,6 +240,16 @@ def environment(folder: Path, *pins: str) -> Path:
     return python
 
 
+def without_floor(python: Path, package: str) -> None:
+    """Let the leakaudit of an environment take every version of a package."""
+    asked = [str(python), "-c", "from importlib.metadata import distribution as d; print(d('leakaudit')._path)"]
+    path = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip(), "METADATA")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        re.sub(rf"^(Requires-Dist: {package})\W*>=[\d.]+", r"\1", text, flags=re.MULTILINE), encoding="utf-8"
+    )
+
+
 def prepare(work: Path) -> None:
     """Write a small model and invented data, in the forms that the examples read."""
     sys.path.insert(0, str(PROGRAMS))
@@ -328,7 +338,8 @@ def run_flower(client: FlowerClient, source: Path, python: Path, work: Path) -> 
     seconds = time.perf_counter() - begin
     folder = work / "audits" / "client-0"
     if not (work / "reply").is_file() or not (folder / "results.json").is_file():
-        raise RuntimeError(f"{client.name}: no reply or no audit:\n{(done.stdout + done.stderr)[-3000:]}")
+        said = re.findall(r"^leakaudit: .*", done.stdout + done.stderr, re.MULTILINE)
+        raise RuntimeError(f"{client.name}: no reply or no audit: {said or (done.stdout + done.stderr)[-3000:]}")
     verdict = ran([str(python), "-m", "leakaudit", "gate", "--quiet", str(folder)], app).stdout.split()[0]
     results = load_results(folder)
     lines = sum(change.added for change in client.changes)
@@ -359,6 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvflare", type=Path, help="a checkout of NVFlare's repository")
     parser.add_argument("--flower", type=Path, help="a folder with the examples of Flower's repository")
+    parser.add_argument("--peft", help="another version for Flower's examples; leakaudit then takes every version")
     parser.add_argument("--only", default="", help="a part of the names of the clients that run")
     options = parser.parse_args()
     if options.nvflare is None and options.flower is None:
@@ -378,7 +390,10 @@ def main() -> None:
     if options.flower is not None:
         apps = [client for client in FLOWER_CLIENTS if options.only in client.name]
         with tempfile.TemporaryDirectory() as base:
-            python = environment(Path(base), *PINNED)
+            pins = [f"peft=={options.peft}" if options.peft and one.startswith("peft") else one for one in PINNED]
+            python = environment(Path(base), *pins)
+            if options.peft:
+                without_floor(python, "peft")
             for number, one in enumerate(apps):
                 work = Path(base, f"work{number}")
                 work.mkdir()
