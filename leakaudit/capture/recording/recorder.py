@@ -103,6 +103,7 @@ class Recorder:
             self._model,
             scaler=scaler or _scaler_in(optimizer),
             watch_weights=observe != "delta",
+            traced=peers is None and len(self._model.optimizers) == 1,
         )
         copier = StepCopier(
             self._model,
@@ -174,6 +175,7 @@ class Recorder:
         Args:
             patience_s: longest time to wait, in seconds: a stuck disk must not hold up training.
         """
+        self.current.note_skipped()
         self.cancel()
         self.current.hooks.remove()
         if not self.written(patience_s) and patience_s:
