@@ -650,7 +650,7 @@ def test_row_24_an_optimizer_of_sharded_states_is_hooked_once(tmp_path: Path) ->
 
 
 def test_row_26_a_loss_that_no_output_of_the_model_tells_of_is_a_mismatch_without_numbers(tmp_path: Path) -> None:
-    """A weight on the loss is measured; a penalty on the fourth powers of the weights is not seen."""
+    """A weight on the loss is measured; a penalty on fourth powers is not."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = audit_config(tmp_path)

@@ -138,7 +138,7 @@ def test_a_client_without_an_audit_is_named_once(tmp_path: Path, capsys: Any) ->
 
 
 def test_the_example_reads_sentences_and_shows_what_its_defence_buys(tmp_path: Path) -> None:
-    """Each client has one audit over all rounds: as made, where sentences come back, and as sent, where none does."""
+    """Sentences come back as made, and none as sent; each client has one audit."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--out", str(tmp_path / "audits")],
         cwd=tmp_path,
