@@ -32,16 +32,10 @@ from leakaudit.capture.recording.local_gradients import LocalGradients
 from leakaudit.capture.recording.pass_recorder import PassRecorder
 from leakaudit.capture.recording.round_recorder import RoundRecorder
 from leakaudit.capture.recording.step_keeper import StepKeeper
-from leakaudit.capture.recording.step_recording import CopiedStep, StepRecording
+from leakaudit.capture.recording.step_recording import SKIPPED, CopiedStep, StepRecording
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.client.snapshot import Manifest
 from leakaudit.errors import LeakAuditError, SnapshotError
-
-SKIPPED = (
-    "its optimizer made no step after its backward passes; a GradScaler skips steps whose gradients are not finite, as when a loss in fp16 "
-    "overflows: train in bf16, or begin with a smaller `init_scale`"
-)
-"""Why a step is not kept whose gradients nobody used."""
 
 MOST_RESTARTS = 16
 """How often a step of several optimizers begins again before a warning says so. Our choice: optimizers that step less often than others
@@ -104,18 +98,12 @@ class CurrentStep:
     def cancel(self) -> None:
         """Drop what was recorded of a step that did not end."""
         if (found := self._copied) is not None and found.stepped:
-            missing = found.missing(self._model.optimizers)
-            self._writer.not_kept(found.recording.step, SnapshotError(f"the step ended before {missing}"))
+            why = f"the step ended before {found.missing(self._model.optimizers)}"
+            self._writer.not_kept(found.recording.step, SnapshotError(why))
+        elif self._recording is not None and self._recording.was_skipped():
+            self._writer.not_kept(self._recording.step, SnapshotError(SKIPPED))
         self._close()
         self._keeper.answer.refuse()
-
-    def note_skipped(self) -> None:
-        """Say why a step is not kept whose optimizer did not move after backward passes."""
-        recording = self._recording
-        if recording is None or recording.steps_done:
-            return
-        if any(seen.backward is not None for seen in recording.passes):
-            self._writer.not_kept(recording.step, SnapshotError(SKIPPED))
 
     def stop(self) -> None:
         """Record no more steps; the other processes still get their answers."""
@@ -223,7 +211,6 @@ class CurrentStep:
     def end_round(self) -> None:
         """End a round of unknown length; drop it if it had no local step."""
         if self._recording is None or not self._recording.steps_done:
-            self.note_skipped()
             self.cancel()
         else:
             self._finish(self._recording, time.perf_counter())
@@ -262,8 +249,6 @@ class CurrentStep:
                 self.stop()
             self._unhook()
             self._writer.not_kept(recording.step, error)
-
-    # ------------------------------------------------------------------ after an optimizer has stepped
 
     @entry
     def after_step(self, optimizer: Any, *_arguments: Any) -> None:

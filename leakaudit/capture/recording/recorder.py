@@ -175,7 +175,6 @@ class Recorder:
         Args:
             patience_s: longest time to wait, in seconds: a stuck disk must not hold up training.
         """
-        self.current.note_skipped()
         self.cancel()
         self.current.hooks.remove()
         if not self.written(patience_s) and patience_s:

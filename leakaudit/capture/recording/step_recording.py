@@ -19,6 +19,12 @@ from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import SnapshotError
 
+SKIPPED = (
+    "its optimizer made no step after its backward passes; a GradScaler skips steps whose gradients are not finite, as when a loss in fp16 "
+    "overflows: train in bf16, or begin with a smaller `init_scale`"
+)
+"""Why a step is not kept whose gradients nobody used."""
+
 
 @dataclass
 class StepRecording:
@@ -55,6 +61,10 @@ class StepRecording:
     """A few entries at the moments of each optimizer step; None where several processes or optimizers make the step."""
     problem: str = ""
     """Why the step cannot be kept, if that is known before its copy; empty otherwise."""
+
+    def was_skipped(self) -> bool:
+        """Return whether no optimizer step followed its backward passes."""
+        return not self.steps_done and any(seen.backward is not None for seen in self.passes)
 
     def end_trace(self) -> None:
         """Note the final gradients, or the weights at the end of a round."""
