@@ -1,14 +1,16 @@
-"""Audit two clients of federated LoRA in Flower's simulation, over ten rounds.
+"""Audit two clients of federated LoRA in Flower's simulation, over three rounds.
 
     python examples/flower_lora.py                  # what the training made, and what LocalDpMod lets through
     python examples/flower_lora.py --undefended     # the same without LocalDpMod
 
-The audits of the two clients land in `leakaudit-demo/flower/client-0` and `client-1`.
+The audits of the two clients land in `leakaudit-demo/flower/client-0` and `client-1`. Each report has two columns: what the training made, and
+what left the client. The column `as-sent` shows what LocalDpMod buys.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -30,18 +32,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lora_client
 
 CLIENTS = 2
+NORM, SENSITIVITY, EPSILON, DELTA = 1.0, 1.0, 100.0, 1e-5
+"""Options of `LocalDpMod`. With this epsilon the noise is fifty times as large as a step of AdamW moves a weight."""
+SIGMA = SENSITIVITY * math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON
+"""Standard deviation of its noise on each weight, by Flower's formula."""
 
 
 def client_app(audited: LeakAuditMod, defended: bool, rounds: int) -> ClientApp:
     """Return the app of a client: audited training, then the mods from last to first."""
     app = ClientApp()
-    privacy = [LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=100.0, delta=1e-5)] if defended else []
+    privacy = [LocalDpMod(NORM, SENSITIVITY, EPSILON, DELTA)] if defended else []
+    declared = {"shipped_defense": f"clip-difference(norm={NORM}, sigma={SIGMA})"} if defended else {}
 
     @app.train(mods=[audited, *privacy])  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         weights = message.content["arrays"].to_torch_state_dict()
         client, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
-        audit = {"out_dir": str(audited.folder(context)), "rounds": rounds, **lora_client.QUICK}
+        audit = {"out_dir": str(audited.folder(context)), "rounds": rounds, **lora_client.QUICK, **declared}
         sent = lora_client.train(weights, client, number, audit)
         content = RecordDict({"arrays": ArrayRecord(sent), "metrics": MetricRecord({"num-examples": 1})})
         return Message(content, reply_to=message)
@@ -64,7 +71,7 @@ def server_app(rounds: int) -> ServerApp:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("leakaudit-demo/flower"), help="folder of the audits")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--undefended", action="store_true", help="without LocalDpMod")
     options = parser.parse_args()
     audited = LeakAuditMod(options.out.absolute())

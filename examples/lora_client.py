@@ -2,7 +2,7 @@
 
     python examples/lora_client.py          # one client alone: three rounds, one audit
 
-`flower_lora.py` and `nvflare_lora.py` run the same client in Flower and NVFlare.
+`flower_lora.py` runs the same client in Flower.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def train(
     return dict(get_peft_model_state_dict(model))
 
 
-QUICK = {"attacks": ["span"], "controls": 1, "budget_s": 20}
-"""One attack, so that an example takes minutes; without these keys the battery is a whole one."""
+QUICK = {"attacks": ["span"], "controls": 1, "budget_s": 120}
+"""One attack, so that an example takes minutes; without these keys the battery is a whole one. It needs up to 120 s for a sentence."""
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ def train(model: Any, text: str, audit: dict[str, Any]) -> None:
     with watch(model, optimizer, tokenizer=tokenizer, config=audit):
         model(**tokenizer(text, return_tensors="pt"), labels=torch.tensor([1])).loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
 
 
 def with_noise(before: dict[str, Tensor], after: dict[str, Tensor], scale: float) -> dict[str, Tensor]:

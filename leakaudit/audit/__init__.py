@@ -24,6 +24,7 @@ __all__ = [
     "inline",
     "known_factors",
     "merging",
+    "other_terms",
     "own_loss",
     "pairing",
     "perplexity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakaudit.audit.other_terms import other_term
 from leakaudit.audit.verification import verify
 from leakaudit.client.first_blocks_step import FirstBlocksStep
 from leakaudit.client.snapshot import Snapshot
@@ -29,6 +30,8 @@ def stamp_of(snapshot: Snapshot, client: ClientStep) -> Verification:
     if stamp.status.bounds:
         return stamp
     missing = _not_recorded(snapshot) if stamp.status is VerificationStatus.MISMATCH else ""
+    if stamp.status is VerificationStatus.MISMATCH and not (missing or client.facts.defenses or snapshot.parts):
+        missing = other_term(client, snapshot.observation.update)
     different = in_words(code_differences(snapshot.recipe.code, client.model))
     if not (missing or different):
         return stamp

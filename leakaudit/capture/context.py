@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.config.audit import AuditConfig, for_tonight, load_config
+from leakaudit.errors import ConfigError
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
 """Environment variable that switches the audit off, if it is not empty."""
@@ -24,12 +26,23 @@ def configuration(source: Source) -> AuditConfig:
     """Return the configuration from a user's source.
 
     Raises:
-        ConfigError: the file cannot be read, or a key or value in it is wrong.
-        ValidationError: a key or value of a mapping is wrong.
+        ConfigError: the file cannot be read, or a key or value is wrong; the message names the key.
     """
     if source is None:
         return for_tonight(AuditConfig())
-    return for_tonight(AuditConfig.model_validate(source) if isinstance(source, Mapping) else load_config(source))
+    return for_tonight(_of_mapping(source) if isinstance(source, Mapping) else load_config(source))
+
+
+def _of_mapping(given: Mapping[str, Any]) -> AuditConfig:
+    """Return the configuration of a mapping, which may hold objects of Python."""
+    try:
+        return AuditConfig.model_validate(given)
+    except ValidationError as error:
+        wrong = [
+            (".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False, include_input=False)
+        ]
+        said = "; ".join(f"`{key}`: {message}" if key else message for key, message in wrong)
+        raise ConfigError(f"the configuration has a wrong key or value: {said}") from None
 
 
 @dataclass(frozen=True)

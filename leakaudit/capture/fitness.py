@@ -211,7 +211,8 @@ def without_foreign(kept: KeptStep, foreign: frozenset[str]) -> KeptStep:
     frozen = None if kept.frozen is None else kept.frozen.without(foreign)
     part = None if kept.part is None else kept.part.without(foreign)
     state = {path: value for path, value in kept.truth.optimizer_state.items() if path.rpartition("/")[0] in update}
-    truth = replace(kept.truth, optimizer_state=state)
+    trace = {key: value for key, value in kept.truth.trace.items() if key.partition("/")[2] not in foreign}
+    truth = replace(kept.truth, optimizer_state=state, trace=trace)
     return replace(kept, update=update, weights=weights, frozen=frozen, part=part, truth=truth)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "sequences",
     "snapshot",
     "step",
+    "trace",
     "truth",
     "wire",
 ]

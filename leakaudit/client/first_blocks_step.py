@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leakaudit.client.output_gradients import made_at, send_back
 from leakaudit.client.replay import take_gradients
-from leakaudit.client.step import ClientStep
+from leakaudit.client.step import ClientStep, Notice
 from leakaudit.client.truth import MicroBatch
 from leakaudit.errors import SnapshotError
 from leakaudit.models.first_blocks import BOUNDARY, boundary_of
@@ -32,13 +32,14 @@ class FirstBlocksStep(ClientStep):
     kept: frozenset[str] = frozenset()
     """Shared parameters whose update is known."""
 
-    def update(self, *, gradient_error: float = 0.0) -> dict[str, Tensor]:  # noqa: ARG002 - of other steps
+    def update(self, *, gradient_error: float = 0.0, notice: Notice = lambda _: None) -> dict[str, Tensor]:  # noqa: ARG002 - of other steps
         """Compute the update of the parameters that the boundary's gradients reach.
 
         It is not clipped to a norm, because the norm of the whole update is not known.
 
         Args:
             gradient_error: not used, because the update is no difference of weights.
+            notice: not used, because only parts of the gradient are known.
 
         Returns:
             Parameter name -> gradient, float32: the kept parameters of blocks and word embedding, and those before them. Parameters

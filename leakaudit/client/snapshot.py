@@ -19,7 +19,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.truth import Truth
 from leakaudit.models.recipe import ModelRecipe
 
-SCHEMA = "leakaudit.snapshot/1.4"
+SCHEMA = "leakaudit.snapshot/1.5"
 """Version of the snapshot format that this leakaudit writes."""
 
 OBSERVED, TRUTH, MANIFEST = "observed.safetensors", "truth.safetensors", "snapshot.json"

@@ -39,6 +39,10 @@ Opacus' `clip_and_accumulate` does the same.
 """
 
 
+Notice = Callable[[Mapping[str, nn.Parameter]], None]
+"""Called in each optimizer step with the shared parameters by name."""
+
+
 @dataclass(frozen=True)
 class ClientStep:
     """One step of a client: model, batch, recipe and public facts."""
@@ -54,7 +58,7 @@ class ClientStep:
         """Return the step that a snapshot claims to come from."""
         return cls(snapshot.observation.model, snapshot.truth, snapshot.recipe, snapshot.observation.facts)
 
-    def update(self, *, gradient_error: float = 0.0) -> dict[str, Tensor]:
+    def update(self, *, gradient_error: float = 0.0, notice: Notice = lambda _: None) -> dict[str, Tensor]:
         """Compute the update: forward and backward of every micro-batch, then clipping.
 
         No declared defence is applied. If the protocol sends a difference of weights (`view` is `delta`), the client's optimizer runs its
@@ -63,6 +67,8 @@ class ClientStep:
 
         Args:
             gradient_error: share of itself by which every gradient of a local step is moved (`move_gradients`); for a `delta` only.
+            notice: called in each optimizer step with the shared parameters by name. They hold its gradient before clipping, and the
+                weights before it.
 
         Returns:
             Parameter name -> gradient or difference, for the shared parameters, float32.
@@ -73,9 +79,10 @@ class ClientStep:
         self._check_replayable()
         with self._trained() as parameters:
             if self.facts.view == "delta":
-                gradients = self._local_gradients(parameters, gradient_error)
+                gradients = self._local_gradients(parameters, gradient_error, notice)
                 return run_local_steps(parameters, self.facts, self.truth.optimizer_state, gradients)
             self._accumulate(parameters, self.truth.micro_batches)
+            notice(parameters)
             self._clip(parameters)
             return take_gradients(parameters)
 
@@ -156,7 +163,12 @@ class ClientStep:
                 if parameter.grad is not None:
                     parameter.grad.div_(divisor)
 
-    def _local_gradients(self, parameters: Mapping[str, nn.Parameter], error: float) -> list[Callable[[], None]]:
+    def _local_gradients(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        error: float,
+        notice: Notice,
+    ) -> list[Callable[[], None]]:
         """Return one function for each local step that adds its clipped gradient.
 
         Raises:
@@ -170,6 +182,7 @@ class ClientStep:
         def gradient_of(part: Sequence[MicroBatch]) -> Callable[[], None]:
             def add() -> None:
                 self._accumulate(parameters, part)
+                notice(parameters)
                 self._clip(parameters)
                 if error:
                     move_gradients(parameters.values(), error)

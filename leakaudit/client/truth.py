@@ -82,6 +82,8 @@ class Truth:
 
     Empty if it had none, and for an update that is no difference of weights. See `leakaudit.client.local_steps.state_tensors`.
     """
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+    """`moment/parameter` -> (K, n) float32, a few entries at the moments of `leakaudit.client.trace`; empty if none were noted."""
 
     def texts(self) -> list[Text]:
         """Return every text of the batch.
@@ -156,7 +158,9 @@ class Truth:
             return replace(batch, **moved, num_items=items)
 
         state = {name: value.to(device) for name, value in self.optimizer_state.items()}
-        return replace(self, micro_batches=tuple(move(batch) for batch in self.micro_batches), optimizer_state=state)
+        trace = {name: value.to(device) for name, value in self.trace.items()}
+        batches = tuple(move(batch) for batch in self.micro_batches)
+        return replace(self, micro_batches=batches, optimizer_state=state, trace=trace)
 
 
 def reading_of(facts: PublicFacts) -> Reading:

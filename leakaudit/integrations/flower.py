@@ -66,7 +66,7 @@ def watch_round(model: Any, optimizer: Any, *, config: Mapping[str, Any] | None 
     if handled is None:
         notify("this training is not audited: `watch_round` runs outside of a function with `mods=[LeakAuditMod(...)]`")
         return Watch(model, optimizer, **more)
-    audit = Watch(model, optimizer, config=handled.mod.config(handled.context, **(config or {})), **more)
+    audit = Watch(model, optimizer, config={**handled.mod.config(handled.context), **(config or {})}, **more)
     handled.audits.enter_context(audit)
     return audit
 

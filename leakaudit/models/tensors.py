@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+ENTRIES = 32
+"""Number of entries of each tensor that are remembered of a step, at equal distances. Our choice: noise and clipping change all of them, and reading
+them takes microseconds. They may miss a change of single rows of an embedding table, which the version of the tensor shows."""
+
 
 def outputs_of(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield each floating-point tensor of a model's output with its path.
@@ -65,6 +69,15 @@ def entries_of(tensor: Tensor) -> Tensor:
     It is the tensor itself if that is dense.
     """
     return tensor.values() if tensor.is_sparse else tensor
+
+
+def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
+    """Return at most `most` entries of a tensor, at equal distances.
+
+    They are a view if the tensor is contiguous.
+    """
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // most)][:most]
 
 
 def bytes_of(tensor: Tensor) -> int:

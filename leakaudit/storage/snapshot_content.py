@@ -18,6 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from leakaudit.client.trace import MOMENTS
 from leakaudit.errors import SnapshotDamagedError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _KEY = re.compile(
 
 _STATE_KEY = re.compile(r"optimizer/.+/.+", re.DOTALL)
 
+_TRACE_KEY = re.compile(rf"trace/(?:{'|'.join(MOMENTS)})/.+", re.DOTALL)
+
 
 def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, vocabulary: int = 0) -> None:
     """Refuse a private batch whose tensors do not belong together.
@@ -61,7 +64,7 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
     """
     batches: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        if _STATE_KEY.fullmatch(key):
+        if _is_of_no_batch(key, tensor, where):
             continue
         if not _KEY.fullmatch(key):
             raise _damaged(where, "a tensor whose name no recorder writes", f"a name of {len(key)} characters")
@@ -78,6 +81,14 @@ def check_truth(tensors: Mapping[str, Tensor], where: str, *, arrays: bool, voca
         raise _damaged(where, "no sequence", f"{len(batches)} micro-batches without any")
     if total > MAX_SEQUENCES:
         raise _damaged(where, "too many sequences", f"{total}, at most {MAX_SEQUENCES} are read")
+
+
+def _is_of_no_batch(key: str, tensor: Tensor, where: str) -> bool:
+    """Return whether a tensor belongs to the whole step, and check its form."""
+    traced = _TRACE_KEY.fullmatch(key) is not None
+    if traced and (tensor.dim() != 2 or tensor.dtype != torch.float32):
+        raise _damaged(where, "a trace that is not (K, n) float32", _shape(tensor))
+    return traced or _STATE_KEY.fullmatch(key) is not None
 
 
 def _check_batch(batch: Mapping[str, Tensor], where: str, *, arrays: bool, vocabulary: int) -> None:

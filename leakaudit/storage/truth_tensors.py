@@ -18,10 +18,14 @@ STORED_PARTS = {"inputs": "inputs", "rng": "rng", "withheld_inputs": "kept_back"
 OPTIMIZER = "optimizer/"
 """Prefix of the optimizer's state in the file."""
 
+TRACE = "trace/"
+"""Prefix of the trace in the file."""
+
 
 def tensors_of(truth: Truth) -> dict[str, Tensor]:
     """Return the tensors of a batch by their names in `truth.safetensors`."""
     tensors = {f"{OPTIMIZER}{name}": value.contiguous() for name, value in truth.optimizer_state.items()}
+    tensors |= {f"{TRACE}{name}": value.contiguous() for name, value in truth.trace.items()}
     for index, batch in enumerate(truth.micro_batches):
         for part, stored in STORED_PARTS.items():
             values = getattr(batch, part)
@@ -49,11 +53,12 @@ def truth_of(tensors: Mapping[str, Tensor], reading: Reading = PLAIN) -> Truth:
     """
     found: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        if key.startswith(OPTIMIZER):
+        if key.startswith((OPTIMIZER, TRACE)):
             continue
         number, _, rest = key.partition("/")
         found.setdefault(int(number), {})[rest] = value
-    return Truth(tuple(_micro_batch(found[number]) for number in sorted(found)), reading, below(OPTIMIZER, tensors))
+    batches = tuple(_micro_batch(found[number]) for number in sorted(found))
+    return Truth(batches, reading, below(OPTIMIZER, tensors), below(TRACE, tensors))
 
 
 def _micro_batch(mine: Mapping[str, Tensor]) -> MicroBatch:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from leakaudit.capture.context import configuration
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.capture.recording.recorder import Recorder
 from leakaudit.client.local_steps import weight_difference
+from leakaudit.errors import ConfigError
 from tests.capture.test_recorder import manifest
 from tests.support import stacks, tiny
 
@@ -93,3 +95,20 @@ def test_steps_after_a_round_of_known_length_are_no_part_of_it() -> None:
     expected = weight_difference(before, after, 1e-3 * 2)
     assert all(torch.equal(kept.update[name], change) for name, change in expected.items())
     loop.recorder.remove()
+
+
+def test_a_round_whose_optimizer_never_moved_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A GradScaler skips the step of a loss that overflows."""
+    loop = Rounds(None)
+    loop.recorder.start(0, loop.manifest)
+    loop.model(**stacks.classes()[0]).loss.backward()
+    loop.recorder.end_round()
+    assert (loop.kept(), loop.recorder.counters.failed) == ([], 1)
+    assert "its optimizer made no step after its backward passes; a GradScaler skips steps" in caplog.text
+    loop.recorder.remove()
+
+
+def test_a_wrong_value_of_a_mapping_is_named() -> None:
+    """Callbacks take mappings as well as files."""
+    with pytest.raises(ConfigError, match="`budget_s`: Input should be greater than 0"):
+        configuration({"budget_s": 0})

@@ -650,14 +650,14 @@ def test_row_24_an_optimizer_of_sharded_states_is_hooked_once(tmp_path: Path) ->
 
 
 def test_row_26_a_loss_that_no_output_of_the_model_tells_of_is_a_mismatch_without_numbers(tmp_path: Path) -> None:
-    """A weight on the loss is measured; a penalty on the weights is not seen."""
+    """A weight on the loss is measured; a penalty on fourth powers is not."""
     model = tiny.bert().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = audit_config(tmp_path)
     watched = watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=config)
     with without_side_process(), watched:
         for epoch, batch in enumerate(stacks.classes(count=2)):
-            penalty = sum(p.square().sum() for p in model.parameters())
+            penalty = sum(p.pow(4).sum() for p in model.parameters())
             (model(**batch).loss * (1.0 + epoch) + epoch * 0.01 * penalty).backward()
             optimizer.step()
             optimizer.zero_grad()

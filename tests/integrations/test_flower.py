@@ -198,8 +198,8 @@ def test_a_loop_outside_of_a_message_trains_without_an_audit(capsys: Any) -> Non
     assert "`watch_round` runs outside of a function with `mods=[LeakAuditMod(...)]`" in capsys.readouterr().err
 
 
-def test_ten_rounds_of_two_clients_in_the_simulation(tmp_path: Path) -> None:
-    """Each client has one audit over all rounds, as made and as sent, verified."""
+def test_the_example_reads_sentences_and_shows_what_its_defence_buys(tmp_path: Path) -> None:
+    """Sentences come back as made, and none as sent; each client has one audit."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--out", str(tmp_path / "audits")],
         cwd=tmp_path,
@@ -208,9 +208,13 @@ def test_ten_rounds_of_two_clients_in_the_simulation(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    read: set[str] = set()
     for client in range(2):
         results = load_results(tmp_path / "audits" / f"client-{client}")
-        assert [step.verification.status.value for step in results.steps] == ["verified"] * 10
+        assert [step.verification.status.value for step in results.steps] == ["verified"] * 3
         assert results.run.battery.defenses == ("none", "as-sent")
-        leaked = {a.defense for a in results.attempts if "most_words" in a.events}
-        assert leaked == {"none"}
+        exact = {"exact_sentence", "exact_sequence"}
+        read |= {a.defense for a in results.attempts if exact & set(a.events)}
+        assert {a.defense for a in results.attempts if "most_words" in a.events} <= {"none"}
+        assert [step.sent.status.value for step in results.steps if step.sent is not None] == ["noised"] * 3
+    assert read == {"none"}

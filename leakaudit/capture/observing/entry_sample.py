@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ENTRIES = 32
-"""Number of entries of each tensor that are remembered, at equal distances. Our choice: noise and clipping change all of them, and reading
-them takes microseconds. They may miss a change of single rows of an embedding table, which the version of the tensor shows."""
+from leakaudit.models.tensors import few_entries
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,6 @@ def own_part(tensor: Tensor) -> Tensor:
     """
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part.coalesce().values() if part.is_sparse else part
-
-
-def few_entries(tensor: Tensor, most: int = ENTRIES) -> Tensor:
-    """Return at most `most` entries of a tensor, at equal distances.
-
-    They are a view if the tensor is contiguous.
-    """
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // most)][:most]
 
 
 def _place(tensor: Tensor | None) -> tuple[int, int, int]:

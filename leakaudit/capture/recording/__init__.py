@@ -24,5 +24,6 @@ __all__ = [
     "step_keeper",
     "step_recording",
     "step_tensors",
+    "step_trace",
     "step_writer",
 ]

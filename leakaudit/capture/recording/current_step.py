@@ -32,7 +32,7 @@ from leakaudit.capture.recording.local_gradients import LocalGradients
 from leakaudit.capture.recording.pass_recorder import PassRecorder
 from leakaudit.capture.recording.round_recorder import RoundRecorder
 from leakaudit.capture.recording.step_keeper import StepKeeper
-from leakaudit.capture.recording.step_recording import CopiedStep, StepRecording
+from leakaudit.capture.recording.step_recording import SKIPPED, CopiedStep, StepRecording
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.client.snapshot import Manifest
 from leakaudit.errors import LeakAuditError, SnapshotError
@@ -98,8 +98,10 @@ class CurrentStep:
     def cancel(self) -> None:
         """Drop what was recorded of a step that did not end."""
         if (found := self._copied) is not None and found.stepped:
-            missing = found.missing(self._model.optimizers)
-            self._writer.not_kept(found.recording.step, SnapshotError(f"the step ended before {missing}"))
+            why = f"the step ended before {found.missing(self._model.optimizers)}"
+            self._writer.not_kept(found.recording.step, SnapshotError(why))
+        elif self._recording is not None and self._recording.was_skipped():
+            self._writer.not_kept(self._recording.step, SnapshotError(SKIPPED))
         self._close()
         self._keeper.answer.refuse()
 
@@ -247,8 +249,6 @@ class CurrentStep:
                 self.stop()
             self._unhook()
             self._writer.not_kept(recording.step, error)
-
-    # ------------------------------------------------------------------ after an optimizer has stepped
 
     @entry
     def after_step(self, optimizer: Any, *_arguments: Any) -> None:

@@ -11,6 +11,7 @@ from leakaudit.capture.observing.entry_sample import EntrySample, own_part
 from leakaudit.capture.observing.forward_hooks import ForwardPass
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.step_recording import StepRecording
+from leakaudit.capture.recording.step_trace import StepTrace
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import plain_name
 
@@ -21,17 +22,19 @@ class PassRecorder:
     It notes the state from which each pass starts, and finds the passes that the update comes from.
     """
 
-    def __init__(self, model: LiveModel, *, scaler: Any, watch_weights: bool) -> None:
+    def __init__(self, model: LiveModel, *, scaler: Any, watch_weights: bool, traced: bool = False) -> None:
         """Prepare.
 
         Args:
             model: the live model.
             scaler: the loop's `GradScaler`; None without one.
             watch_weights: whether all passes of a step must see the same weights.
+            traced: whether a few entries are noted at the moments of each optimizer step.
         """
         self._model = model
         self._scaler = scaler
         self._watch_weights = watch_weights
+        self._traced = traced
         self._weights_at_first_pass = False
         """Whether weights are copied at the first forward pass, because in an earlier step they changed after it."""
 
@@ -41,6 +44,9 @@ class PassRecorder:
             recording.buffers = {name: _copy(buffer) for name, buffer in self._model.buffers_of_a_pass().items()}
         if self._watch_weights:
             self._note_weights(recording, seen)
+        if self._traced:
+            recording.trace = recording.trace or StepTrace(self._model)
+            recording.trace.forward()
         seen.rng = random_states([next(self._model.module.parameters())])
         seen.withheld_inputs = recording.withheld_inputs
         seen.eval_modules = tuple(plain_name(n) for n, m in self._model.module.named_modules() if not m.training)
@@ -74,7 +80,10 @@ class PassRecorder:
                 "one set of weights gives such an update"
             )
         earlier = [p for p in recording.passes if p.backwards.keys() - {backward} and not p.stepped]
-        if earlier and not self._loop_clips_examples(recording) and self._gradients_are_empty():
+        zeroed = bool(earlier) and not self._loop_clips_examples(recording) and self._gradients_are_empty()
+        if recording.trace is not None:
+            recording.trace.backward(empty=zeroed)
+        if zeroed:
             for one in earlier:
                 one.backwards = {number: what for number, what in one.backwards.items() if number == backward}
             dropped = {id(p) for p in earlier if not p.backwards and p is not seen}

@@ -103,6 +103,7 @@ class Recorder:
             self._model,
             scaler=scaler or _scaler_in(optimizer),
             watch_weights=observe != "delta",
+            traced=peers is None and len(self._model.optimizers) == 1,
         )
         copier = StepCopier(
             self._model,

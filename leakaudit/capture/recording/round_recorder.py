@@ -62,6 +62,8 @@ class RoundRecorder:
             recording.parameters = self._model.parameters()
             recording.round = self._begun(recording, LocalOptimizer.of(optimizer, names))
         recording.round.optimizer.note_step(optimizer, names)
+        if recording.trace is not None:
+            recording.trace.given()
         recording.round.loss_scales.add(recording.loss_scale)
         new = [seen for seen in recording.passes if seen.backward is not None and not seen.stepped]
         recording.round.steps.append(new)
@@ -71,6 +73,8 @@ class RoundRecorder:
     def is_over(self, recording: StepRecording) -> bool:
         """Count a local step that was made; return whether it was the last one."""
         recording.steps_done += 1
+        if recording.trace is not None:
+            recording.trace.moved()
         return recording.steps_done == self._local_steps
 
     def _begun(self, recording: StepRecording, optimizer: LocalOptimizer) -> LocalRound:

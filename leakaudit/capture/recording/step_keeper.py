@@ -89,6 +89,7 @@ class StepKeeper:
         if recording.round is not None:
             self._forwards.due_again = not recording.round.optimizer.learning_rate
             recording.round.check()
+        recording.end_trace()
         passes = recording.counted_passes()
         truth = self.copier.truth_of(recording, passes)
         too_large = any(p.too_large for p in passes)

@@ -14,9 +14,16 @@ from leakaudit.capture.observing.optimizer_step import OptimizerStep
 from leakaudit.capture.observing.withheld_inputs import assign_labels
 from leakaudit.capture.recording.kept_step import KeptStep
 from leakaudit.capture.recording.local_round import LocalRound
+from leakaudit.capture.recording.step_trace import StepTrace
 from leakaudit.client.snapshot import Manifest
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import SnapshotError
+
+SKIPPED = (
+    "its optimizer made no step after its backward passes; a GradScaler skips steps whose gradients are not finite, as when a loss in fp16 "
+    "overflows: train in bf16, or begin with a smaller `init_scale`"
+)
+"""Why a step is not kept whose gradients nobody used."""
 
 
 @dataclass
@@ -50,8 +57,19 @@ class StepRecording:
     """Identities of the optimizers that stepped before any forward pass of this step. Those steps belong to the step before."""
     restarts: int = 0
     """How often passes were left out, because only some of several optimizers had stepped when the next forward pass began."""
+    trace: StepTrace | None = None
+    """A few entries at the moments of each optimizer step; None where several processes or optimizers make the step."""
     problem: str = ""
     """Why the step cannot be kept, if that is known before its copy; empty otherwise."""
+
+    def was_skipped(self) -> bool:
+        """Return whether no optimizer step followed its backward passes."""
+        return not self.steps_done and any(seen.backward is not None for seen in self.passes)
+
+    def end_trace(self) -> None:
+        """Note the final gradients, or the weights at the end of a round."""
+        if self.trace is not None:
+            (self.trace.given if self.round is None else self.trace.ended)()
 
     def counted_passes(self) -> list[ForwardPass]:
         """Return the passes that the update comes from, with their labels.
@@ -76,7 +94,9 @@ class StepRecording:
             convert: what is done with each micro-batch; it may refuse the step.
         """
         state = {} if self.round is None else self.round.state
-        return Truth(tuple(convert(_micro_batch(seen, self.loss_scale)) for seen in passes), optimizer_state=state)
+        batches = tuple(convert(_micro_batch(seen, self.loss_scale)) for seen in passes)
+        names = {id(parameter): name for name, parameter in self.parameters}
+        return Truth(batches, optimizer_state=state, trace={} if self.trace is None else self.trace.tensors(names))
 
 
 @dataclass
