@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.published_clients --nvflare NVFLARE
     python -m tests.benchmarks.published_clients --flower FLOWER
+    python -m tests.benchmarks.published_clients --openfedllm OPENFEDLLM
 
-NVFLARE is a checkout of NVFlare's repository, FLOWER a folder with the `examples` of Flower's; nothing of them is in this project. Each example is copied, and changed by the substitutions below:
+NVFLARE is a checkout of NVFlare's repository, FLOWER a folder with the `examples` of Flower's, OPENFEDLLM a checkout of OpenFedLLM's; nothing of them is in this project. Each example is copied, and changed by the substitutions below:
 `ours` are the lines that a user adds for the audit, `machine` are changes for a machine without a GPU. Its model is a small one with random
 weights, its data are six invented texts. It runs to its end in an environment where leakaudit is installed from a wheel: an example of NVFlare in
-its simulator, one of Flower as its `ClientApp`, which gets one message (`tests/support/flower_clients/one_message.py`), with the versions that
+its simulator, OpenFedLLM with its `main_sft.py`, an example of Flower as its `ClientApp`, which gets one message (`tests/support/flower_clients/one_message.py`), with the versions that
 the example pins where `PINNED` has them. A row has the lines that were added, the stamps of the kept rounds, what the filter did with the round, and the gate's verdict with the policy of
-rounds. Nothing is granted. The attacks are the default ones. Flower sends what it has: its last columns are the reply, and the verdict of
+rounds. Nothing is granted. The attacks are the default ones. Flower and OpenFedLLM send what they have: their last columns are the reply, and the verdict of
 `leakaudit gate`.
 """
 
@@ -79,7 +80,7 @@ class Client:
     """In the repository."""
     changes: tuple[Change, ...]
     arguments: tuple[str, ...]
-    """Of its `job.py`; `{work}` is a folder with `model` and `data`."""
+    """Of its program; `{work}` is a folder with `model` and `data`."""
     sites: tuple[str, ...] = field(default=("site-1",))
 
 
@@ -199,6 +200,33 @@ FLOWER_CLIENTS = (
     _flower_llm("flowertune-llm-medical", "flowertune_medical"),
 )
 
+_INT8 = """            load_in_8bit=script_args.load_in_8bit
+        )
+        # Copy the model to each device
+        device_map = {"": """
+_AUDIT = '{"unit": "round", "out_dir": f"{work}/audits/client-{client}"}'
+_TRAIN = "        results = trainer.train()\n"
+_TRL = "from trl import DataCollatorForCompletionOnlyLM\n"
+
+OPENFEDLLM = Client(
+    "OpenFedLLM main_sft",
+    "",
+    (
+        Change("main_sft.py", _TRL, f"{_TRL}from leakaudit.callbacks.hf_trainer import LeakAuditCallback\n"),
+        Change("main_sft.py", _TRAIN, f"        LeakAuditCallback({_AUDIT}).attach(trainer)\n{_TRAIN}"),
+        Change("config.py", f"{_INT8}Accelerator().local_process_index}}", f'{_INT8}"cpu"}}', ours=False),
+    ),
+    (
+        *("--learning_rate", "5e-5", "--model_name_or_path", "{work}/model", "--dataset_name", "vicgalle/alpaca-gpt4"),
+        *("--local_data_dir", "{work}/data/", "--dataset_sample", "20000", "--fed_alg", "fedavg", "--num_clients", "2"),
+        *("--sample_clients", "2", "--max_steps", "10", "--num_rounds", "2", "--batch_size", "16"),
+        *("--gradient_accumulation_steps", "1", "--seq_length", "512", "--peft_lora_r", "32", "--peft_lora_alpha"),
+        *("64", "--use_peft", "--load_in_8bit", "--output_dir", "{work}/output", "--template", "alpaca"),
+    ),
+    ("client-0", "client-1"),
+)
+"""Its `run_sft.sh`, except for the model, the folder of the data, two clients in place of twenty and two rounds in place of 200."""
+
 CLIENTS = (
     Client(
         "NVFlare hello-huggingface",
@@ -295,7 +323,7 @@ def copied(client: Client | FlowerClient, source: Path, work: Path) -> Path:
             raise RuntimeError(
                 f"{client.name}: {change.file} is of another version: {change.before!r} is not in it once"
             )
-        after = change.after.replace("{audits!r}", repr(str(work / "audits")))
+        after = change.after.replace("{audits!r}", repr(str(work / "audits"))).replace("{work}", str(work))
         path.write_text(text.replace(change.before, after), encoding="utf-8")
     return app
 
@@ -325,6 +353,42 @@ def stamps_of(results: Results) -> str:
     return ", ".join(step.verification.status.value for step in results.steps)
 
 
+def run_openfedllm(source: Path, python: Path, work: Path) -> str:
+    """Run OpenFedLLM's loop over rounds and clients, and return its row.
+
+    Raises:
+        RuntimeError: a client kept no round.
+    """
+    app = copied(OPENFEDLLM, source, work)
+    sys.path.insert(0, str(STAND_INS))
+    from invented import QUESTIONS, TEXTS
+
+    model = [str(python), str(STAND_INS / "small_model.py"), str(work / "model"), "adapters"]
+    ran(model, work, PYTHONPATH=str(STAND_INS)).check_returncode()
+    rows = [{"instruction": one, "input": "", "output": text, "text": text} for one, text in zip(QUESTIONS, TEXTS)]
+    home = work / "data" / "vicgalle" / "alpaca-gpt4"
+    home.mkdir(parents=True)
+    (work / "output").mkdir()
+    (home / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    begin = time.perf_counter()
+    done = ran([str(python), "main_sft.py", *(one.replace("{work}", str(work)) for one in OPENFEDLLM.arguments)], app)
+    seconds = time.perf_counter() - begin
+    folders = [work / "audits" / site for site in OPENFEDLLM.sites]
+    if done.returncode or not all((folder / "results.json").is_file() for folder in folders):
+        raise RuntimeError(f"{OPENFEDLLM.name}: no audit: {(done.stdout + done.stderr)[-3000:]}")
+    audits = [load_results(folder) for folder in folders]
+    verdicts = ", ".join(sorted({gate_of(folder, python) for folder in folders}))
+    lines = sum(change.added for change in OPENFEDLLM.changes)
+    stamps, events = ", ".join(map(stamps_of, audits)), ", ".join(sorted(set(map(events_of, audits))))
+    return f"| {OPENFEDLLM.name} | {lines} | {stamps} | {events} | sent | {verdicts} | {seconds:.0f} |"
+
+
+def gate_of(folder: Path, python: Path) -> str:
+    """Return the verdict of `leakaudit gate` on an audit."""
+    said = ran([str(python), "-m", "leakaudit", "gate", "--quiet", str(folder)], folder).stdout
+    return said.split()[0]
+
+
 def run_flower(client: FlowerClient, source: Path, python: Path, work: Path) -> str:
     """Give one example of Flower its message, and return its row.
 
@@ -340,7 +404,7 @@ def run_flower(client: FlowerClient, source: Path, python: Path, work: Path) -> 
     if not (work / "reply").is_file() or not (folder / "results.json").is_file():
         said = re.findall(r"^leakaudit: .*", done.stdout + done.stderr, re.MULTILINE)
         raise RuntimeError(f"{client.name}: no reply or no audit: {said or (done.stdout + done.stderr)[-3000:]}")
-    verdict = ran([str(python), "-m", "leakaudit", "gate", "--quiet", str(folder)], app).stdout.split()[0]
+    verdict = gate_of(folder, python)
     results = load_results(folder)
     lines = sum(change.added for change in client.changes)
     stamps, events = stamps_of(results), events_of(results)
@@ -370,11 +434,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvflare", type=Path, help="a checkout of NVFlare's repository")
     parser.add_argument("--flower", type=Path, help="a folder with the examples of Flower's repository")
+    parser.add_argument("--openfedllm", type=Path, help="a checkout of OpenFedLLM's repository")
     parser.add_argument("--peft", help="another version for Flower's examples; leakaudit then takes every version")
     parser.add_argument("--only", default="", help="a part of the names of the clients that run")
     options = parser.parse_args()
-    if options.nvflare is None and options.flower is None:
-        parser.error("name --nvflare, --flower or both")
+    if options.nvflare is None and options.flower is None and options.openfedllm is None:
+        parser.error("name --nvflare, --flower or --openfedllm")
     print(
         "| client | lines added | rounds | events | the round was | verdict | s |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
@@ -398,6 +463,12 @@ def main() -> None:
                 work = Path(base, f"work{number}")
                 work.mkdir()
                 print(run_flower(one, options.flower, python, work), flush=True)
+    if options.openfedllm is not None:
+        with tempfile.TemporaryDirectory() as base:
+            python = environment(Path(base), *PINNED)
+            work = Path(base, "work")
+            work.mkdir()
+            print(run_openfedllm(options.openfedllm, python, work), flush=True)
 
 
 if __name__ == "__main__":

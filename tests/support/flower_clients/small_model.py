@@ -1,0 +1,70 @@
+"""Writes a small language model with random weights, and its tokenizer.
+
+    python small_model.py FOLDER KIND
+
+KIND is `classifier` or another word for a causal model.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from invented import QUESTIONS, TEXTS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+PROMPT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n"
+    "### Instruction:\n\n### Response: "
+)
+"""What the examples put around a row, so that the vocabulary has its words."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def save_model(folder: Path, kind: str) -> None:
+    """Write a small model with random weights, and its tokenizer."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([PROMPT, *TEXTS, *QUESTIONS] * 3, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
+    )
+    set_seed(5)
+    if kind == "classifier":
+        sizes = {
+            **SIZES,
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+        }  # those of the published one, prajjwal1/bert-tiny
+        model: Any = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
+    else:
+        model = MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), num_key_value_heads=4, **SIZES))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    save_model(Path(sys.argv[1]), sys.argv[2])
