@@ -13,7 +13,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-collect_ignore_glob = ["support/pastes/*", "support/flower_deployment/*", "support/flower_clients/*"]
+collect_ignore_glob = [
+    "support/pastes/*",
+    "support/flower_deployment/*",
+    "support/flower_clients/*",
+    "support/fate_client/*",
+]
 """Programs of users, which run when they are imported; tests start them."""
 
 

@@ -3,13 +3,15 @@
     python -m tests.benchmarks.published_clients --nvflare NVFLARE
     python -m tests.benchmarks.published_clients --flower FLOWER
     python -m tests.benchmarks.published_clients --openfedllm OPENFEDLLM
+    python -m tests.benchmarks.published_clients --fate-llm FATE_LLM --fate FATE
 
-NVFLARE is a checkout of NVFlare's repository, FLOWER a folder with the `examples` of Flower's, OPENFEDLLM a checkout of OpenFedLLM's; nothing of them is in this project. Each example is copied, and changed by the substitutions below:
+NVFLARE is a checkout of NVFlare's repository, FLOWER a folder with the `examples` of Flower's, OPENFEDLLM, FATE_LLM and FATE are checkouts of theirs; nothing of them is in this project. Each example is copied, and changed by the substitutions below:
 `ours` are the lines that a user adds for the audit, `machine` are changes for a machine without a GPU. Its model is a small one with random
 weights, its data are six invented texts. It runs to its end in an environment where leakaudit is installed from a wheel: an example of NVFlare in
 its simulator, OpenFedLLM with its `main_sft.py`, an example of Flower as its `ClientApp`, which gets one message (`tests/support/flower_clients/one_message.py`), with the versions that
 the example pins where `PINNED` has them. A row has the lines that were added, the stamps of the kept rounds, what the filter did with the round, and the gate's verdict with the policy of
-rounds. Nothing is granted. The attacks are the default ones. Flower and OpenFedLLM send what they have: their last columns are the reply, and the verdict of
+rounds. Nothing is granted. The attacks are the default ones. FATE-LLM trains
+in FATE's own guest, host and arbiter (`tests/support/fate_client/one_job.py`). Flower, OpenFedLLM and FATE-LLM send what they have: their last columns are the reply, and the verdict of
 `leakaudit gate`.
 """
 
@@ -37,12 +39,20 @@ LIMIT_SECONDS = 900
 """Most seconds that one example may take."""
 STAND_INS = ROOT / "tests" / "support" / "flower_clients"
 """What stands in for Flower's packages of data sets, and the program that gives a client its message."""
+FATE_JOB = ROOT / "tests" / "support" / "fate_client" / "one_job.py"
+"""The program of a job of FATE-LLM."""
 PINNED = (
     *("transformers==4.53.0", "trl==0.8.1", "peft==0.15.2", "bitsandbytes==0.49.1", "omegaconf==2.3.0"),
     *("tokenizers==0.21.4", "huggingface_hub==0.36.2", "datasets==4.1.1", "antlr4-python3-runtime==4.9.3"),
 )
 """Versions for Flower's examples. The first line is their own pins, except for peft: they ask for 0.6.2, and leakaudit takes 0.15 and newer.
 The second line are the releases that go with them. torch stays what it is here."""
+
+NEEDED_BY_FATE = (
+    *("fate_utils==0.1.0", "ruamel.yaml==0.16.10", "lmdb", "cloudpickle", "beautifultable", "wcwidth"),
+    *("opentelemetry-api", "opentelemetry-sdk", "opentelemetry-semantic-conventions"),
+)
+"""What FATE's standalone federation imports."""
 
 CALLBACK = """    from leakaudit.callbacks.hf_trainer import LeakAuditCallback
     from leakaudit.integrations.nvflare import round_config
@@ -227,6 +237,29 @@ OPENFEDLLM = Client(
 )
 """Its `run_sft.sh`, except for the model, the folder of the data, two clients in place of twenty and two rounds in place of 200."""
 
+_FEDAVG, _PELLM = "fate_llm/algo/fedavg/fedavg.py", "fate_llm/model_zoo/pellm/parameter_efficient_llm.py"
+_BUILT = "            preprocess_logits_for_metrics\n        )\n"
+_PARTY = '{"unit": "round", "out_dir": f"{work}/audits/{ctx.local.name}"}'
+_AGGREGATION = "        aggregator.model_aggregation(ctx, model)\n"
+
+FATE_LLM = Client(
+    "FATE-LLM pellm",
+    "python",
+    (
+        Change(
+            _FEDAVG,
+            "from torch import nn\n",
+            "from torch import nn\nfrom leakaudit.callbacks.hf_trainer import LeakAuditCallback\n",
+        ),
+        Change(_FEDAVG, "            tokenizer,\n", "            tokenizer or train_set.tokenizer,\n"),
+        Change(_FEDAVG, _BUILT, f"{_BUILT}        self.audit = LeakAuditCallback({_PARTY}).attach(self)\n"),
+        Change(_FEDAVG, _AGGREGATION, f"        self.audit.on_train_end(args, state, control)\n{_AGGREGATION}"),
+        Change(_PELLM, "forward_ret = self._pe_lm.forward(", "forward_ret = self._pe_lm("),
+    ),
+    ("--parties", "guest:9999", "host:10000", "arbiter:10001", "--log_level", "INFO"),
+    ("guest_9999", "host_10000"),
+)
+
 CLIENTS = (
     Client(
         "NVFlare hello-huggingface",
@@ -360,27 +393,74 @@ def run_openfedllm(source: Path, python: Path, work: Path) -> str:
         RuntimeError: a client kept no round.
     """
     app = copied(OPENFEDLLM, source, work)
-    sys.path.insert(0, str(STAND_INS))
-    from invented import QUESTIONS, TEXTS
-
-    model = [str(python), str(STAND_INS / "small_model.py"), str(work / "model"), "adapters"]
-    ran(model, work, PYTHONPATH=str(STAND_INS)).check_returncode()
-    rows = [{"instruction": one, "input": "", "output": text, "text": text} for one, text in zip(QUESTIONS, TEXTS)]
+    small_model(python, work, "adapters")
     home = work / "data" / "vicgalle" / "alpaca-gpt4"
     home.mkdir(parents=True)
     (work / "output").mkdir()
-    (home / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(home / "train.jsonl", "instruction", "output", input="", text="")
     begin = time.perf_counter()
     done = ran([str(python), "main_sft.py", *(one.replace("{work}", str(work)) for one in OPENFEDLLM.arguments)], app)
-    seconds = time.perf_counter() - begin
-    folders = [work / "audits" / site for site in OPENFEDLLM.sites]
+    return row_of(OPENFEDLLM, python, work, time.perf_counter() - begin, done)
+
+
+def run_fate(source: Path, fate: Path, python: Path, work: Path) -> str:
+    """Run FATE-LLM's LoRA job in three processes, and return its row.
+
+    Args:
+        source: a checkout of FATE-LLM.
+        fate: a checkout of FATE. It asks for the classes of pydantic 1, which pydantic 2 has under another name.
+        python: the interpreter.
+        work: an empty folder.
+
+    Raises:
+        RuntimeError: a party kept no round.
+    """
+    app = copied(FATE_LLM, source / FATE_LLM.folder, work)
+    shutil.copytree(fate / "python" / "fate", work / "core" / "fate")
+    for path in (work / "core").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"^from pydantic import", "from pydantic.v1 import", text, flags=re.MULTILINE)
+        text = re.sub(r"^import pydantic$", "import pydantic.v1 as pydantic", text, flags=re.MULTILINE)
+        path.write_text(text, encoding="utf-8")
+    small_model(python, work, "bloom")
+    write_rows(work / "train.jsonl", "content", "summary")
+    begin = time.perf_counter()
+    job = [str(python), str(FATE_JOB), *FATE_LLM.arguments]
+    done = ran(job, work, PYTHONPATH=f"{app}{os.pathsep}{work / 'core'}", FATE_WORK=str(work))
+    for site in FATE_LLM.sites:  # the launcher ends a party before its audit may be ready
+        ran([str(python), "-m", "leakaudit", "worker", str(work / "audits" / site)], work)
+    return row_of(FATE_LLM, python, work, time.perf_counter() - begin, done)
+
+
+def small_model(python: Path, work: Path, kind: str) -> None:
+    """Write a small model to WORK/model."""
+    program = [str(python), str(STAND_INS / "small_model.py"), str(work / "model"), kind]
+    ran(program, work, PYTHONPATH=str(STAND_INS)).check_returncode()
+
+
+def write_rows(path: Path, question: str, text: str, /, **same: str) -> None:
+    """Write the invented rows, under these names of columns."""
+    sys.path.insert(0, str(STAND_INS))
+    from invented import QUESTIONS, TEXTS
+
+    rows = [{question: one, text: other, **same} for one, other in zip(QUESTIONS, TEXTS, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def row_of(client: Client, python: Path, work: Path, seconds: float, done: subprocess.CompletedProcess[str]) -> str:
+    """Return the row of a client with an audit for each of its sites.
+
+    Raises:
+        RuntimeError: a site kept no round.
+    """
+    folders = [work / "audits" / site for site in client.sites]
     if done.returncode or not all((folder / "results.json").is_file() for folder in folders):
-        raise RuntimeError(f"{OPENFEDLLM.name}: no audit: {(done.stdout + done.stderr)[-3000:]}")
+        raise RuntimeError(f"{client.name}: no audit: {(done.stdout + done.stderr)[-3000:]}")
     audits = [load_results(folder) for folder in folders]
     verdicts = ", ".join(sorted({gate_of(folder, python) for folder in folders}))
-    lines = sum(change.added for change in OPENFEDLLM.changes)
+    lines = sum(change.added for change in client.changes)
     stamps, events = ", ".join(map(stamps_of, audits)), ", ".join(sorted(set(map(events_of, audits))))
-    return f"| {OPENFEDLLM.name} | {lines} | {stamps} | {events} | sent | {verdicts} | {seconds:.0f} |"
+    return f"| {client.name} | {lines} | {stamps} | {events} | sent | {verdicts} | {seconds:.0f} |"
 
 
 def gate_of(folder: Path, python: Path) -> str:
@@ -435,11 +515,15 @@ def main() -> None:
     parser.add_argument("--nvflare", type=Path, help="a checkout of NVFlare's repository")
     parser.add_argument("--flower", type=Path, help="a folder with the examples of Flower's repository")
     parser.add_argument("--openfedllm", type=Path, help="a checkout of OpenFedLLM's repository")
+    parser.add_argument("--fate-llm", type=Path, help="a checkout of FATE-LLM's repository; needs --fate")
+    parser.add_argument("--fate", type=Path, help="a checkout of FATE's repository")
     parser.add_argument("--peft", help="another version for Flower's examples; leakaudit then takes every version")
     parser.add_argument("--only", default="", help="a part of the names of the clients that run")
     options = parser.parse_args()
-    if options.nvflare is None and options.flower is None and options.openfedllm is None:
-        parser.error("name --nvflare, --flower or --openfedllm")
+    if not any((options.nvflare, options.flower, options.openfedllm, options.fate_llm)):
+        parser.error("name --nvflare, --flower, --openfedllm or --fate-llm")
+    if options.fate_llm is not None and options.fate is None:
+        parser.error("--fate-llm needs --fate")
     print(
         "| client | lines added | rounds | events | the round was | verdict | s |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
@@ -469,6 +553,12 @@ def main() -> None:
             work = Path(base, "work")
             work.mkdir()
             print(run_openfedllm(options.openfedllm, python, work), flush=True)
+    if options.fate_llm is not None:
+        with tempfile.TemporaryDirectory() as base:
+            python = environment(Path(base), *PINNED, *NEEDED_BY_FATE)
+            work = Path(base, "work")
+            work.mkdir()
+            print(run_fate(options.fate_llm, options.fate, python, work), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python small_model.py FOLDER KIND
 
-KIND is `classifier` or another word for a causal model.
+KIND is `classifier`, `bloom` or another word for a Mistral.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BloomConfig,
+    BloomForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
@@ -60,6 +62,11 @@ def save_model(folder: Path, kind: str) -> None:
             "num_attention_heads": 2,
         }  # those of the published one, prajjwal1/bert-tiny
         model: Any = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
+    elif kind == "bloom":
+        special_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        model = BloomForCausalLM(
+            BloomConfig(vocab_size=len(tokenizer), hidden_size=512, n_layer=2, n_head=4, **special_ids)
+        )
     else:
         model = MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), num_key_value_heads=4, **SIZES))
     model.save_pretrained(folder)
