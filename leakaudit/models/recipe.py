@@ -15,6 +15,7 @@ from torch import nn
 from leakaudit.errors import ModelError
 from leakaudit.models.factories import MADE_BY, vouch_for
 from leakaudit.models.lora import LoraRecipe, adapted
+from leakaudit.models.stacks import described_stack, stack
 from leakaudit.models.tensors import dtype_of
 
 
@@ -55,11 +56,11 @@ class ModelRecipe(BaseModel):
     def of(cls, model: nn.Module) -> ModelRecipe:
         """Return the recipe of a live model.
 
-        Two ways are tried in this order: the class or function with arguments that `rebuilt_by` named, then a class that `transformers`
-        exports, with the live configuration.
+        Three ways are tried in this order: the class or function with arguments that `rebuilt_by` named, then a class that `transformers`
+        exports, with the live configuration, then an `nn.Sequential` of torch's own layers.
 
         Raises:
-            ModelError: neither way is possible, or the model's adapters cannot be rebuilt.
+            ModelError: none of them is possible, or the model's adapters cannot be rebuilt.
         """
         name = type(model).__name__
         if said := getattr(model, MADE_BY, None):
@@ -72,6 +73,8 @@ class ModelRecipe(BaseModel):
             # `model.to(torch.bfloat16)` does not change the configuration.
             public["dtype"] = str(dtype_of(model)).removeprefix("torch.")
             return cls(class_name=exported, config=public, attention=_fixed_attention(model), lora=adapted(model))
+        if (layers := described_stack(model)) is not None:
+            return cls(class_name=name, made_by=f"{stack.__module__}:{stack.__name__}", arguments={"layers": layers})
         raise ModelError(
             f"{type(model).__module__}.{name} is no model class that transformers exports, so the side process "
             "cannot rebuild it; say how with `rebuilt_by(model, 'package.module:function', ...)`, or set `schedule: inline`"
