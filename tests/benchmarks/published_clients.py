@@ -132,6 +132,10 @@ class FlowerClient:
         return f"Flower {self.folder}"
 
 
+_APP = "from flwr.clientapp import ClientApp\n"
+_DATA = "from flwr_datasets import FederatedDataset\n"
+_MOD = "@app.train(mods=[LeakAuditMod({audits!r})])\n"
+_WATCH = "from leakaudit.integrations.flower import watch_round\n"
 IMPORT_MOD = "from leakaudit.integrations.flower import LeakAuditMod\n"
 
 
@@ -164,14 +168,13 @@ def _with_loop(folder: str, package: str, optimizer: str, begin: str, model: str
         model: kind of the small model.
         more: further changes.
     """
-    client, task, app = f"{package}/client_app.py", f"{package}/task.py", "from flwr.clientapp import ClientApp\n"
-    data = "from flwr_datasets import FederatedDataset\n"
+    client, task = f"{package}/client_app.py", f"{package}/task.py"
     return FlowerClient(
         folder,
         (
-            Change(client, app, app + IMPORT_MOD),
-            Change(client, "@app.train()\n", "@app.train(mods=[LeakAuditMod({audits!r})])\n"),
-            Change(task, data, f"{data}from leakaudit.integrations.flower import watch_round\n"),
+            Change(client, _APP, _APP + IMPORT_MOD),
+            Change(client, "@app.train()\n", _MOD),
+            Change(task, _DATA, _DATA + _WATCH),
             Change(task, f"    {optimizer}\n", f"    {optimizer}\n    {begin}\n"),
             *more,
         ),
@@ -184,6 +187,18 @@ _PARTITIONER = "from flwr_datasets.partitioner import IidPartitioner\n"
 _LABELS = """            labels = batch["label"].to(device)
             optimizer.zero_grad()
 """
+
+_VIT, _WORDS = "vitexample/task.py", "whisper_example/model.py"
+_PICTURES = """            images, labels = batch["image"].to(device), batch["label"].to(device)
+            optimizer.zero_grad()
+"""
+_SOUNDS = """            labels = b["targets"].to(device)
+            with torch.no_grad():
+"""
+_TQDM = "from tqdm import tqdm\n"
+_MODES = "    classifier.train()\n    classifier.to(device)\n"
+_NET = "    net.train()\n    net.to(device)\n"
+_TINY = '"openai/whisper-tiny"'
 
 FLOWER_CLIENTS = (
     _with_loop(
@@ -202,6 +217,39 @@ FLOWER_CLIENTS = (
         Change(_TASK, _PARTITIONER, f"{_PARTITIONER}from leakaudit.models import rebuilt_by\n"),
         Change(_TASK, _LABELS, f'{_LABELS}            audit.batch({{"labels": labels}})\n'),
         Change(_TASK, "from torchvision.transforms import", "from pictures import", ours=False),
+    ),
+    FlowerClient(
+        "flowertune-vit",
+        (
+            Change("vitexample/client_app.py", _APP, _APP + IMPORT_MOD),
+            Change("vitexample/client_app.py", "@app.train()\n", _MOD),
+            Change(_VIT, _DATA, f"{_DATA}{_WATCH}"),
+            Change(_VIT, _NET, f"{_NET}    audit = watch_round(net.heads, optimizer, num_labels=102)\n"),
+            Change(_VIT, _PICTURES, f'{_PICTURES}            audit.batch({{"labels": labels}})\n'),
+            Change(_VIT, "from torchvision.models import", "from pictures import", ours=False),
+            Change(_VIT, "from torchvision.transforms import", "from pictures import", ours=False),
+        ),
+        "heads",
+    ),
+    FlowerClient(
+        "whisper-federated-finetuning",
+        (
+            Change("whisper_example/client_app.py", _APP, _APP + IMPORT_MOD),
+            Change("whisper_example/client_app.py", "@app.train()\n", _MOD),
+            Change(_WORDS, _TQDM, f"{_TQDM}{_WATCH}"),
+            Change(_WORDS, _MODES, f"{_MODES}    audit = watch_round(classifier, optimizer, num_labels=12)\n"),
+            Change(
+                _WORDS, _SOUNDS, _SOUNDS.replace("    with", '    audit.batch({"labels": labels})\n            with')
+            ),
+            Change(_WORDS, _TINY, '"{work}/model"', ours=False),
+            Change(
+                "whisper_example/dataset.py",
+                f"WhisperProcessor\n\nfds = None  # Cache FederatedDataset\nprocessor = WhisperProcessor.from_pretrained({_TINY})",
+                "WhisperFeatureExtractor, WhisperProcessor\n\nfds = None\nprocessor = WhisperFeatureExtractor()",
+                ours=False,
+            ),
+        ),
+        "words",
     ),
     _flower_llm("flowertune-llm", "flowertune_llm"),
     _flower_llm("flowertune-llm-general-nlp", "flowertune_generalnlp"),

@@ -2,7 +2,7 @@
 
     python one_message.py WORK MODEL
 
-The working directory is the app's folder, with its `pyproject.toml`. MODEL names what the server sends first: `adapters`, `classifier`, `net` or `heads`. A small
+The working directory is the app's folder, with its `pyproject.toml`. MODEL names what the server sends first: `adapters`, `classifier`, `net`, `heads` or `words`. A small
 language model with random weights is saved in WORK/model, and stands in for the published one; everything else of the app's configuration stays. The names
 of the arrays in the reply are written to WORK/reply.
 """
@@ -30,6 +30,8 @@ def first_arrays(kind: str, package: str, settings: dict[str, Any]) -> Any:
         return import_module(f"{package}.task").get_model(settings["model-name"]).state_dict()
     if kind == "net":
         return import_module(f"{package}.task").Net().state_dict()
+    if kind == "words":
+        return import_module(f"{package}.model").get_model("cpu", settings["num-classes"], False)[1].state_dict()
     if kind == "heads":
         return import_module(f"{package}.task").get_model(settings["num-classes"]).heads.state_dict()
     from omegaconf import DictConfig
@@ -44,6 +46,8 @@ def main(work: Path, kind: str) -> None:
     settings = flatten_dict(app["config"])
     for name in {"model-name", "model.name"} & set(settings):
         settings[name] = str(work / "model")
+        save_model(work / "model", kind)
+    if kind == "words":
         save_model(work / "model", kind)
     module, _, name = app["components"]["clientapp"].partition(":")
     for one in ("_task_id", "_run_id", "_node_id"):  # of the process that handles a message

@@ -2,7 +2,7 @@
 
     python small_model.py FOLDER KIND
 
-KIND is `classifier`, `bloom` or another word for a Mistral.
+KIND is `classifier`, `bloom`, `words` (Whisper) or another word for a Mistral.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
     set_seed,
 )
 
@@ -62,6 +64,8 @@ def save_model(folder: Path, kind: str) -> None:
             "num_attention_heads": 2,
         }  # those of the published one, prajjwal1/bert-tiny
         model: Any = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes))
+    elif kind == "words":
+        model = WhisperForConditionalGeneration(WhisperConfig(decoder_layers=1))  # the rest as in whisper-tiny
     elif kind == "bloom":
         special_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         model = BloomForCausalLM(
