@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leakaudit.results.files import load_results
@@ -307,6 +307,14 @@ FATE_LLM = Client(
     ("--parties", "guest:9999", "host:10000", "arbiter:10001", "--log_level", "INFO"),
     ("guest_9999", "host_10000"),
 )
+NEXT_ROUND = Change(
+    _FEDAVG,
+    f"on_train_end(args, state, control)\n{_AGGREGATION}",
+    f"on_train_end(args, state, control)\n{_AGGREGATION}"
+    "        self.audit.on_train_begin(args, state, control, model=model, optimizer=optimizer, lr_scheduler=scheduler, "
+    "processing_class=self.processing_class)\n",
+)
+"""A sixth line for FATE-LLM: after an aggregation the next round begins."""
 
 CLIENTS = (
     Client(
@@ -451,7 +459,7 @@ def run_openfedllm(source: Path, python: Path, work: Path) -> str:
     return row_of(OPENFEDLLM, python, work, time.perf_counter() - begin, done)
 
 
-def run_fate(source: Path, fate: Path, python: Path, work: Path) -> str:
+def run_fate(source: Path, fate: Path, python: Path, work: Path, epochs: int) -> str:
     """Run FATE-LLM's LoRA job in three processes, and return its row.
 
     Args:
@@ -459,11 +467,13 @@ def run_fate(source: Path, fate: Path, python: Path, work: Path) -> str:
         fate: a checkout of FATE. It asks for the classes of pydantic 1, which pydantic 2 has under another name.
         python: the interpreter.
         work: an empty folder.
+        epochs: how many; an aggregation follows each of them.
 
     Raises:
         RuntimeError: a party kept no round.
     """
-    app = copied(FATE_LLM, source / FATE_LLM.folder, work)
+    client = FATE_LLM if epochs == 1 else replace(FATE_LLM, changes=(*FATE_LLM.changes, NEXT_ROUND))
+    app = copied(client, source / client.folder, work)
     shutil.copytree(fate / "python" / "fate", work / "core" / "fate")
     for path in (work / "core").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -473,11 +483,12 @@ def run_fate(source: Path, fate: Path, python: Path, work: Path) -> str:
     small_model(python, work, "bloom")
     write_rows(work / "train.jsonl", "content", "summary")
     begin = time.perf_counter()
-    job = [str(python), str(FATE_JOB), *FATE_LLM.arguments]
-    done = ran(job, work, PYTHONPATH=f"{app}{os.pathsep}{work / 'core'}", FATE_WORK=str(work))
-    for site in FATE_LLM.sites:  # the launcher ends a party before its audit may be ready
+    job = [str(python), str(FATE_JOB), *client.arguments]
+    packages = f"{app}{os.pathsep}{work / 'core'}"
+    done = ran(job, work, PYTHONPATH=packages, FATE_WORK=str(work), FATE_EPOCHS=str(epochs))
+    for site in client.sites:  # the launcher ends a party before its audit may be ready
         ran([str(python), "-m", "leakaudit", "worker", str(work / "audits" / site)], work)
-    return row_of(FATE_LLM, python, work, time.perf_counter() - begin, done)
+    return row_of(client, python, work, time.perf_counter() - begin, done)
 
 
 def small_model(python: Path, work: Path, kind: str) -> None:
@@ -565,6 +576,7 @@ def main() -> None:
     parser.add_argument("--openfedllm", type=Path, help="a checkout of OpenFedLLM's repository")
     parser.add_argument("--fate-llm", type=Path, help="a checkout of FATE-LLM's repository; needs --fate")
     parser.add_argument("--fate", type=Path, help="a checkout of FATE's repository")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of FATE-LLM's job, each with an aggregation")
     parser.add_argument("--peft", help="another version for Flower's examples; leakaudit then takes every version")
     parser.add_argument("--only", default="", help="a part of the names of the clients that run")
     options = parser.parse_args()
@@ -606,7 +618,7 @@ def main() -> None:
             python = environment(Path(base), *PINNED, *NEEDED_BY_FATE)
             work = Path(base, "work")
             work.mkdir()
-            print(run_fate(options.fate_llm, options.fate, python, work), flush=True)
+            print(run_fate(options.fate_llm, options.fate, python, work, options.epochs), flush=True)
 
 
 if __name__ == "__main__":

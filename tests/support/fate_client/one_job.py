@@ -1,6 +1,6 @@
 """Runs the LoRA job of FATE-LLM's examples in three local processes.
 
-    FATE_WORK=WORK python one_job.py --parties guest:9999 host:10000 arbiter:10001
+    FATE_WORK=WORK FATE_EPOCHS=1 python one_job.py --parties guest:9999 host:10000 arbiter:10001
 
 FATE's own launcher starts guest, host and arbiter, which talk through its standalone federation; its scheduler and its pipeline are not needed.
 The configuration is the one of `examples/pellm/test_bloom_lora.py` and `bloom_lora_config.yaml` without DeepSpeed and half precision. WORK has a `model` and
@@ -40,7 +40,7 @@ def run(ctx: Any) -> None:
         dataset_conf=loader("dataset.prompt_dataset", "PromptDataset", **tokens),
         data_collator_conf=loader("data.data_collator.cust_data_collator", "get_seq2seq_data_collator", **tokens),
         training_args_conf={
-            "num_train_epochs": 1,
+            "num_train_epochs": int(os.environ["FATE_EPOCHS"]),
             "per_device_train_batch_size": 4,
             "remove_unused_columns": False,
             "predict_with_generate": False,
