@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from leakaudit.models.array_classifier import ArrayClassifier, array_recipe
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.stacks import described_stack
@@ -42,6 +43,12 @@ def test_the_names_of_an_ordered_stack_stay() -> None:
     model.add_module("head", nn.Linear(3, 2))
     recipe = ModelRecipe.of(model)
     assert set(build_model(recipe, model.state_dict()).state_dict()) == {"head.weight", "head.bias"}
+
+
+def test_a_classifier_with_such_a_head_can_be_made_in_another_process() -> None:
+    recipe = array_recipe(ArrayClassifier(head(), 3))
+    model = ArrayClassifier(head(), 3)
+    assert repr(build_model(recipe, model.state_dict())) == repr(model)
 
 
 class _Own(nn.Linear):

@@ -67,7 +67,7 @@ def save_model(folder: Path, kind: str) -> None:
     elif kind == "words":
         model = WhisperForConditionalGeneration(WhisperConfig(decoder_layers=1))  # the rest as in whisper-tiny
     elif kind == "bloom":
-        special_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        special_ids: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         model = BloomForCausalLM(
             BloomConfig(vocab_size=len(tokenizer), hidden_size=512, n_layer=2, n_head=4, **special_ids)
         )
