@@ -144,8 +144,8 @@ def _part(kind: Any, found: Mapping[str, Any]) -> Any:
 
     if isinstance(kind, type) and issubclass(kind, transformers.PretrainedConfig):
         return kind
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES.get(str(found.get("model_type")), "")
-    return getattr(transformers, known, transformers.PretrainedConfig)
+    named = str(found.get("model_type"))
+    return transformers.CONFIG_MAPPING[named] if named in transformers.CONFIG_MAPPING else transformers.PretrainedConfig
 
 
 def _declared_keys(kind: Any) -> frozenset[str]:
