@@ -168,7 +168,8 @@ class ControlRunner:
     def _batch(self, client: ClientStep, facts: PublicFacts, turn: int, label: int) -> MicroBatch:
         """Return the canary: one sentence, or two arrays of noise.
 
-        Batch normalisation cannot train on one array.
+        Batch normalisation cannot train on one array. A sentence of a language model ends with the tokenizer's end of a text, as most
+        trainings add it: what reads the model's inputs could not read the last word otherwise, which the model only predicts.
         """
         if isinstance(client.model, ArrayClassifier):
             random = generator(self.config.seed, "canary", str(turn))
@@ -178,6 +179,8 @@ class ControlRunner:
         words = ("causal-lm", "masked-lm", "encoder-decoder")
         task: Task = "causal-lm" if facts.task in words else "classification"
         text = CANARIES[turn % len(CANARIES)]
+        if task == "causal-lm":
+            text += getattr(self.tokenizer, "eos_token", None) or ""
         return make_batch(self.tokenizer, [text], [label], task, facts.vocabulary.max_length)
 
 

@@ -21,6 +21,7 @@ SETTINGS: Mapping[Kind, frozenset[str]] = {
         {
             "alpha_pattern",
             "bias",
+            "ensure_weight_tying",
             "exclude_modules",
             "fan_in_fan_out",
             "layers_pattern",

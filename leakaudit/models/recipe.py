@@ -123,7 +123,9 @@ def only_declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in found.items() if key in known and key not in PRIVATE_KEYS}
     parts = getattr(kind, "sub_configs", None) or {}
     kept |= {
-        name: only_declared(_part(part), kept[name]) for name, part in parts.items() if isinstance(kept.get(name), dict)
+        name: only_declared(_part(part, kept[name]), kept[name])
+        for name, part in parts.items()
+        if isinstance(kept.get(name), dict)
     }
     if isinstance(names := kept.get("id2label"), dict):
         kept["id2label"] = {str(number): f"LABEL_{number}" for number in range(len(names))}
@@ -131,15 +133,24 @@ def only_declared(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _part(kind: Any) -> Any:
+def _part(kind: Any, found: Mapping[str, Any]) -> Any:
     """Return the class of a part of a configuration.
 
-    For `AutoConfig`, which may be any class, it is the base class.
+    For `AutoConfig`, which may be any class, it is the class of transformers that has the part's model type, as the picture model of a
+    language model; the base class where transformers has none.
+
+    Args:
+        kind: the class that the whole configuration declares.
+        found: the part as a dictionary.
     """
     import transformers
 
-    declared = isinstance(kind, type) and issubclass(kind, transformers.PretrainedConfig)
-    return kind if declared else transformers.PretrainedConfig
+    if isinstance(kind, type) and issubclass(kind, transformers.PretrainedConfig):
+        return kind
+    try:
+        return transformers.CONFIG_MAPPING[str(found.get("model_type"))]
+    except KeyError:
+        return transformers.PretrainedConfig
 
 
 def _declared_keys(kind: Any) -> frozenset[str]:

@@ -58,10 +58,9 @@ def _strategy(recipe: Recipe) -> Iterator[Finding]:
         yield Finding("refused", recipe.strategy, cause, change)
     elif recipe.fsdp2:
         yield Finding(
-            "untested",
+            "note",
             recipe.strategy,
-            "FSDP2 was tested in loops of torch with `watch`, and not under a Trainer",
-            "train with DDP, or in a loop of your own",
+            "FSDP2 was tried in two processes on a CPU, under a Trainer and in loops of torch, and not on several GPUs",
         )
 
 
@@ -142,9 +141,9 @@ def _steps_in_backward(recipe: Recipe) -> Iterator[Finding]:
 def _pictures(recipe: Recipe) -> Iterator[Finding]:
     if recipe.pictures:
         yield Finding(
-            "untested",
+            "note",
             recipe.pictures,
-            "text models with pictures or sound in their inputs were not tried; classifiers of arrays get label attacks only",
+            "of a language model with pictures the text is attacked, not the pictures; sound was not tried",
         )
 
 

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,8 +42,11 @@ STAND_INS = ROOT / "tests" / "support" / "flower_clients"
 """What stands in for Flower's packages of data sets, and the program that gives a client its message."""
 FATE_JOB = ROOT / "tests" / "support" / "fate_client" / "one_job.py"
 """The program of a job of FATE-LLM."""
+BITSANDBYTES = "bitsandbytes==0.49.1"
+"""Quantised layers, as both repositories need them."""
+
 PINNED = (
-    *("transformers==4.53.0", "trl==0.8.1", "peft==0.15.2", "bitsandbytes==0.49.1", "omegaconf==2.3.0"),
+    *("transformers==4.53.0", "trl==0.8.1", "peft==0.15.2", BITSANDBYTES, "omegaconf==2.3.0"),
     *("tokenizers==0.21.4", "huggingface_hub==0.36.2", "datasets==4.1.1", "antlr4-python3-runtime==4.9.3"),
 )
 """Versions for Flower's examples. The first line is their own pins, except for peft: they ask for 0.6.2, and leakaudit takes 0.15 and newer.
@@ -92,6 +96,8 @@ class Client:
     arguments: tuple[str, ...]
     """Of its program; `{work}` is a folder with `model` and `data`."""
     sites: tuple[str, ...] = field(default=("site-1",))
+    pictures: bool = False
+    """Whether its model reads pictures as well."""
 
 
 def _llm(mode: str) -> Client:
@@ -315,6 +321,7 @@ NEXT_ROUND = Change(
     "processing_class=self.processing_class)\n",
 )
 """A sixth line for FATE-LLM: after an aggregation the next round begins."""
+_TRAIN_MEDGEMMA = "        train_result = trainer.train()\n"
 
 CLIENTS = (
     Client(
@@ -335,6 +342,24 @@ CLIENTS = (
     ),
     _llm("SFT"),
     _llm("PEFT"),
+    Client(
+        "NVFlare medgemma",
+        "examples/advanced/medgemma",
+        (
+            Change("client.py", _TRAIN_MEDGEMMA, f"{textwrap.indent(CALLBACK, '    ')}{_TRAIN_MEDGEMMA}"),
+            Change("job.py", "    if args.wandb:\n        add_", f"{FILTER}    if args.wandb:\n        add_"),
+            Change("client.py", "    require_supported_gpu()\n", "", ours=False),
+            Change("client.py", 'device_map={"": 0}', 'device_map={"": "cpu"}', ours=False),
+            Change("client.py", "        bf16=True,\n", "        bf16=True,\n        use_cpu=True,\n", ours=False),
+            Change("job.py", "        gpu_config=gpu_config,\n", "", ours=False),
+            Change("client.py", "warmup_ratio=0.03", "warmup_steps=0.03", ours=False),  # its name in transformers 5
+        ),
+        (
+            *("--n_clients", "1", "--num_rounds", "1", "--max_steps", "2", "--model_name_or_path", "{work}/model"),
+            *("--data_dir", "{work}/data", "--image_root", "{work}/pictures", "--workspace", "{work}/workspace"),
+        ),
+        pictures=True,
+    ),
 )
 
 
@@ -367,9 +392,15 @@ def without_floor(python: Path, package: str) -> None:
     )
 
 
-def prepare(work: Path) -> None:
+def prepare(work: Path, *, pictures: bool) -> None:
     """Write a small model and invented data, in the forms that the examples read."""
     sys.path.insert(0, str(PROGRAMS))
+    if pictures:
+        import picture_language_model
+
+        picture_language_model.save(work / "model")
+        picture_language_model.pictures(work / "pictures", work / "data" / "site-1")
+        return
     import small
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
@@ -590,11 +621,11 @@ def main() -> None:
     if options.nvflare is not None:
         clients = [client for client in CLIENTS if options.only in client.name]
         with tempfile.TemporaryDirectory() as base:
-            python = environment(Path(base))
+            python = environment(Path(base), BITSANDBYTES)
             for number, client in enumerate(clients):
                 work = Path(base, f"work{number}")
                 work.mkdir()
-                prepare(work)
+                prepare(work, pictures=client.pictures)
                 print(run(client, options.nvflare, python, work), flush=True)
     if options.flower is not None:
         apps = [client for client in FLOWER_CLIENTS if options.only in client.name]

@@ -6,6 +6,7 @@ Neither waits for the other.
 from __future__ import annotations
 
 import pytest
+import torch
 
 from leakaudit.audit.verification import verify
 from leakaudit.client.step import ClientStep
@@ -104,3 +105,18 @@ def test_row_15_sharded_parameters_are_kept_whole(run: Run) -> None:
     for snapshot in run.kept("fsdp2").values():
         assert {name: g.shape for name, g in snapshot.observation.update.items()} == shapes
         assert snapshot.model_recipe.class_name == "BertForSequenceClassification"
+
+
+@pytest.mark.parametrize("name", ["whole", "adapters"])
+def test_a_trainer_that_shards_with_fsdp2_is_kept_whole(name: str) -> None:
+    """Accelerate divides the model, whole or with adapters, over the processes."""
+    run = pair("tests.support.sharded_trainer")
+    found = run.kept(name)
+    assert list(found) == [0, 1, 2]
+    for step, snapshot in found.items():
+        given = run.updates[0][name][step]
+        assert snapshot.observation.update.keys() == {one.removeprefix("base_model.model.") for one in given}
+        for one, gradient in given.items():
+            assert torch.equal(snapshot.observation.update[one.removeprefix("base_model.model.")], gradient)
+        assert len(snapshot.truth.sequences()) == 4 and snapshot.recipe.processes == 2
+        assert stamp(snapshot).status is VerificationStatus.VERIFIED

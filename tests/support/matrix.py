@@ -148,9 +148,9 @@ TOGETHER = {
         "plain torch": "ddp",
     },
     "DDP, one process's own share": {"plain torch": "local"},
-    "FSDP2, two processes": {"plain torch": "fsdp2"},
+    "FSDP2, two processes": {"Trainer": "whole", "plain torch": "fsdp2"},
 }
-"""Row -> stack -> name of the run in `two_processes.py`."""
+"""Row -> stack -> name of the run in `two_processes.py` or `sharded_trainer.py`."""
 
 PRIVATE: dict[str, dict[str, Any]] = {
     "Opacus, clipped and noised": {"sigma": 1.0},
@@ -173,7 +173,9 @@ def cell(feature: str, stack: str) -> str:
     """Make one cell: train, or ask whether it is refused."""
     if feature in TOGETHER:
         name = TOGETHER[feature].get(stack)
-        return "untested" if name is None else _weakest(pair().kept(name))
+        if name is None:
+            return "untested"
+        return _weakest((pair("tests.support.sharded_trainer") if name == "whole" else pair()).kept(name))
     if feature in PRIVATE:
         if stack != "plain torch":
             return "untested"

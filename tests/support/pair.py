@@ -64,9 +64,9 @@ def run_two(module: str, folder: Path) -> list[str]:
 class Run:
     """What two processes did."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str) -> None:
         self.folder = folder
-        self.said = run_two("tests.support.two_processes", folder)
+        self.said = run_two(module, folder)
         self.updates: list[dict[str, Any]] = [torch.load(folder / f"updates-{rank}.pt") for rank in range(2)]
 
     def kept(self, name: str) -> dict[int, Snapshot]:
@@ -76,8 +76,8 @@ class Run:
 
 
 @functools.cache
-def pair() -> Run:
-    """Return what two processes did; they run when it is first asked for."""
+def pair(module: str = "tests.support.two_processes") -> Run:
+    """Return what two processes of a module did; they run when it is first asked for."""
     folder = tempfile.mkdtemp(prefix="two-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Run(Path(folder))
+    return Run(Path(folder), module)

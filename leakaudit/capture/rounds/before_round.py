@@ -109,10 +109,12 @@ def _known(model: nn.Module) -> Iterator[tuple[str, str]]:
 def aliases(name: str) -> list[str]:
     """Return the names that a parameter has in the state dicts of a client.
 
-    `peft` saves adapters without their name, and adds a prefix.
+    `peft` saves adapters, and modules that are trained as a whole beside them, without their name, and adds a prefix.
 
     >>> aliases("h.0.lora_A.default.weight")[-1]
     'base_model.model.h.0.lora_A.weight'
+    >>> aliases("lm_head.modules_to_save.default.weight")[-1]
+    'base_model.model.lm_head.weight'
     """
-    short = name.replace(".default.", ".").removesuffix(".default")
+    short = name.replace(".modules_to_save.default.", ".").replace(".default.", ".").removesuffix(".default")
     return [name, PEFT_PREFIX + name, short, PEFT_PREFIX + short]
