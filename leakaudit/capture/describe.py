@@ -17,6 +17,7 @@ from leakaudit.capture.fitness import Fit
 from leakaudit.capture.observing.entry_sample import own_part
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.observing.private_sgd import PrivateSgd, private_sgd
+from leakaudit.capture.processes.flat_shards import flat_shapes
 from leakaudit.client.array_batches import array_facts
 from leakaudit.client.batches import public_facts
 from leakaudit.client.facts import DeclaredDefense, PublicFacts
@@ -78,7 +79,11 @@ class RunDescription:
             ModelError: the recipe makes another model than the live one.
         """
         if fit is None:
-            fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe)
+            fit = (
+                Fit()
+                if config.schedule == "inline"
+                else Fit.of(model, recipe, flat_shapes(trainer.loop_calls))
+            )
         private = private_sgd(trainer.optimizer)
         declared = declared_defenses(config.shipped_defense, private)
         moved = {id(p) for mover in base_optimizers(trainer.optimizer) for p in parameters_of(mover) if p.requires_grad}

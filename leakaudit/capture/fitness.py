@@ -63,12 +63,13 @@ class Fit:
     """Plain numbers on the made model's modules; None where the model could not be made here."""
 
     @classmethod
-    def of(cls, model: nn.Module, recipe: ModelRecipe) -> Fit:
+    def of(cls, model: nn.Module, recipe: ModelRecipe, flat: Mapping[int, torch.Size] | None = None) -> Fit:
         """Make the model once without its weights and compare.
 
         Args:
             model: the live one.
             recipe: how the side process makes it. A recipe that calls user code is not tried here, because that code may have effects.
+            flat: identity of a parameter that FSDP1 keeps in pieces -> its whole shape.
 
         Raises:
             ModelError: the class makes tensors that the live model lacks or has in other shapes, so that its weights could not be
@@ -86,7 +87,7 @@ class Fit:
         with torch.device("meta"):
             put_modules(blank, parts)
         unlike = changed_buffers(live, unstored_buffers(blank))
-        return cls(_foreign(model, recipe, blank, quantised), unlike, parts, quantised, settings_of(blank))
+        return cls(_foreign(model, recipe, blank, quantised, flat or {}), unlike, parts, quantised, settings_of(blank))
 
     @property
     def computed_in(self) -> dict[str, str]:
@@ -170,10 +171,15 @@ def parameters_without_values() -> Iterator[None]:
 
 
 def _foreign(
-    model: nn.Module, recipe: ModelRecipe, blank: nn.Module, quantised: Mapping[str, QuantisedLayer]
+    model: nn.Module,
+    recipe: ModelRecipe,
+    blank: nn.Module,
+    quantised: Mapping[str, QuantisedLayer],
+    flat: Mapping[int, torch.Size],
 ) -> frozenset[str]:
     made = {name: tuple(tensor.shape) for name, tensor in state_of(blank).items()}
     here = {plain_name(name): tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    here |= {plain_name(name): tuple(flat[id(p)]) for name, p in model.named_parameters() if id(p) in flat}
     packed = {name for layer in quantised.values() for name in layer.packed}
     here = {name: shape for name, shape in here.items() if name not in packed}
     here |= {f"{name}.weight": layer.shape for name, layer in quantised.items()}

@@ -14,6 +14,7 @@ from torch import nn
 from leakaudit.capture.context import Source, TrainerContext, configuration
 from leakaudit.capture.fitness import check_tensors
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
+from leakaudit.capture.processes.flat_shards import flat_refusal
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.gate.policy import Policy, default_policy, load_policy
@@ -65,7 +66,9 @@ def refuse_wrapper(model: nn.Module) -> None:
     Raises:
         SnapshotError: names the wrapper and what to use instead.
     """
-    wrappers = ("DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
+    if why := flat_refusal(model):
+        raise SnapshotError(why)
+    wrappers = ("DataParallel", "DeepSpeedEngine")
     refuse_strategy(next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in wrappers), ""), fsdp2=False)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a distributed run (DDP and FSDP2).
+"""The processes of a distributed run (DDP, FSDP1 and FSDP2).
 
 The audit enters no collective of the user's process group: the others would wait there for a process without an audit, or without
 data. Processes agree over the store of the group with a time limit (`agreement.py`). Batches and shards are sent to the first process
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # torch leaves it out of `__all__`
 
 from leakaudit.capture.processes.agreement import MEETING, Agreement, Settled
+from leakaudit.capture.processes.flat_shards import FlatPiece, flat_refusal, fsdp1_modules, unflattened
 from leakaudit.capture.processes.process_group import END_OF
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import PeersError, SnapshotError
@@ -58,7 +59,7 @@ class TorchProcessGroup:
     """The processes of the default group of torch; call `meet` first."""
 
     mean_over: int
-    """Number of processes over whose gradients DDP or FSDP2 takes the mean."""
+    """Number of processes over whose gradients DDP or FSDP takes the mean."""
     over: str = ""
     """Why these processes stopped keeping steps together; empty while they keep them."""
     _missed: int = field(default=0, init=False)
@@ -185,14 +186,18 @@ class TorchProcessGroup:
         All processes call this; the others get the part that they hold.
 
         Args:
-            shard: a DTensor that `check_layout` let through.
+            shard: a DTensor that `check_layout` let through, or a piece of a flat shard.
 
         Raises:
+            SnapshotError: pieces of flat shards are not the whole tensor.
             RuntimeError: a process did not send within the time limit.
         """
         assert self._line is not None
-        (placement,) = shard.placements
         own: Tensor = shard.to_local().detach()
+        if isinstance(shard, FlatPiece):
+            pieces = self._line.to_first(own.cpu())
+            return shard.joined(pieces) if self.first else own
+        (placement,) = shard.placements
         if placement.is_replicate():
             return own
         pieces = self._line.to_first(own.cpu())
@@ -270,9 +275,11 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
         reduced: whether the update is audited as it is after the processes' gradients were summed.
 
     Raises:
-        SnapshotError: several dimensions of devices, tensor parallelism, or a group that is only a part of the processes.
+        SnapshotError: several dimensions of devices, tensor parallelism, or a group that is only a part of the processes;
+            FSDP1 with an option that hides the update.
     """
     size = dist.get_world_size()
+    _check_flat(model, called, reduced=reduced)
     sharded = any("FSDPModule" in kind.__name__ for m in called.modules() for kind in type(m).__mro__)
     for name, parameter in model.named_parameters():
         mesh = getattr(parameter, "device_mesh", None)
@@ -296,6 +303,24 @@ def check_layout(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
                 f"gradients are averaged over {group.size()} of {size} processes (`process_group`), so their update is not the "
                 "mean over all; use `observe='local'`, or DDP over all processes"
             )
+
+
+def _check_flat(model: nn.Module, called: nn.Module, *, reduced: bool) -> None:
+    """Refuse a model of FSDP1 whose whole gradient cannot be put together.
+
+    Raises:
+        SnapshotError: says what hides it.
+    """
+    if why := flat_refusal(called):
+        raise SnapshotError(why)
+    if not reduced and any(True for _ in fsdp1_modules(called)):
+        raise SnapshotError(
+            "FSDP1 sums the gradients of the processes before a hook sees them; use `observe='update'`, or DDP for `observe='local'`"
+        )
+    if left := unflattened(model, called):
+        raise SnapshotError(
+            f"FSDP1 leaves {left[0]!r} out (`ignored_states`), so every process trains it alone; freeze it, or let FSDP1 wrap it"
+        )
 
 
 def _default_store() -> Any:

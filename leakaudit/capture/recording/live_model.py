@@ -23,6 +23,7 @@ class LiveModel:
         module: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         quantised: Mapping[str, QuantisedLayer] | None = None,
+        flat: Mapping[int, torch.Size] | None = None,
     ) -> None:
         """Hold references; nothing is copied.
 
@@ -30,7 +31,9 @@ class LiveModel:
             module: the model itself, without wrappers.
             optimizers: those that move its weights.
             quantised: plain name -> layer that stores its matrix in few bits.
+            flat: identity of a parameter that FSDP1 keeps in pieces -> its whole shape.
         """
+        self._flat = flat or {}
         self.quantised = quantised or {}
         self._packed = {name for layer in self.quantised.values() for name in layer.packed}
         self.module = module
@@ -79,8 +82,16 @@ class LiveModel:
         return [p for p in self.optimized() if p.requires_grad]
 
     def moving_ids(self) -> set[int]:
-        """Return the identities of the parameters that the optimizers move."""
-        return {id(p) for p in self.moving()}
+        """Return the identities of the parameters that the optimizers move.
+
+        Under FSDP1 an optimizer may lack a parameter of which this process holds nothing; another process moves it.
+        """
+        elsewhere = {id(p) for _, p in self.parameters() if id(p) in self._flat and p.requires_grad} if self._flat else set()
+        return {id(p) for p in self.moving()} | elsewhere
+
+    def flat_shapes(self) -> dict[str, torch.Size]:
+        """Return the whole shapes of the parameters that FSDP1 keeps in pieces, by name."""
+        return {name: self._flat[id(p)] for name, p in self.parameters() if id(p) in self._flat} if self._flat else {}
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return every parameter of the model with its name, tied ones once."""

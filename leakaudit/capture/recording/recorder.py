@@ -22,6 +22,7 @@ from torch import nn
 from leakaudit.capture.boundary import entry
 from leakaudit.capture.observing.forward_hooks import ForwardHooks
 from leakaudit.capture.observing.optimizers import Rounds, base_optimizers, every_layer
+from leakaudit.capture.processes.flat_shards import flat_shapes
 from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS, BackgroundWriter, Counters
 from leakaudit.capture.recording.copies import CopyBuffers
@@ -87,7 +88,7 @@ class Recorder:
         called = model if called is None else called
         self._max_bytes = max_bytes
         self._unsaved_buffers = unsaved_buffers
-        self._model = LiveModel(model, base_optimizers(optimizer), quantised)
+        self._model = LiveModel(model, base_optimizers(optimizer), quantised, flat_shapes(called))
         if made_again:
             self._model.note_shapes()
         self.writer = BackgroundWriter(write, self._fail)

@@ -111,7 +111,7 @@ class StepCopier:
             )
         mine = {id(p) for p in given.parameters}
         update = {name: p.grad for name, p in found.recording.parameters if id(p) in mine and p.grad is not None}
-        if any(hasattr(gradient, "full_tensor") for gradient in update.values()):
+        if self._model.flat_shapes() or any(hasattr(gradient, "full_tensor") for gradient in update.values()):
             raise SnapshotError(
                 f"the gradients that {given.name} moves changed after they were copied, and they are in shards"
             )

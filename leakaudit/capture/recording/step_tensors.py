@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leakaudit.capture.observing.local_optimizer import has_stepped
 from leakaudit.capture.observing.optimizers import parameters_of
+from leakaudit.capture.processes.flat_shards import FlatPiece, as_pieces
 from leakaudit.capture.recording.copies import Source, stored_dtype
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.part_of_step import PartOfStep
@@ -109,7 +110,12 @@ class TensorSelection:
         else:
             update = {name: p.grad for name, p in parameters if p.grad is not None and id(p) in moving}
         weights, frozen = self.before_round(recording)
-        return StepTensors(update, {**weights, **recording.before}, frozen, self._scales(recording))
+        weights |= recording.before
+        if flat := self._model.flat_shapes():
+            # All processes send the same names. A missing gradient is zero: the optimizer of this process leaves its piece as it is.
+            update = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters if id(p) in moving}
+            update, weights = as_pieces(update, flat), as_pieces(weights, flat)
+        return StepTensors(update, weights, frozen, self._scales(recording))
 
     def before_round(self, recording: StepRecording) -> tuple[dict[str, Tensor], FrozenWeights]:
         """Return references to the weights that a step may change, and to all others.
@@ -119,7 +125,8 @@ class TensorSelection:
         """
         moving = self._model.moving_ids()
         unmoved = [(name, p) for name, p in recording.parameters if id(p) not in moving]
-        frozen = self._still_frozen([*unmoved, *self._model.packed_buffers()])
+        flat = self._model.flat_shapes()
+        frozen = self._still_frozen([*(one for one in unmoved if one[0] not in flat), *self._model.packed_buffers()])
         self._check_quantised(frozen)
         weights = {name: p.detach() for name, p in recording.parameters if name not in frozen.tensors}
         buffers = {n: b for n, b in recording.buffers.items() if n in self._model.persistent}
@@ -163,7 +170,9 @@ class TensorSelection:
         Sketches and rows of the word embedding are left out.
         """
         parts = self.parts
-        for name, parameter in self._model.trained():
+        flat = self._model.flat_shapes()
+        for name, held in self._model.trained():
+            parameter = FlatPiece(held.detach(), flat[name]) if name in flat else held
             if parts is None or name in parts.updates:
                 yield f"u/{name}", Source(parameter, self._update_dtype(parameter))
             if parts is None or name in parts.weights:
