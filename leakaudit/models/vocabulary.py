@@ -107,7 +107,8 @@ def _rows_of_words(model: nn.Module) -> int:
                 f"{type(model).__name__} has no one table of words, a row for each token of its tokenizer, which attacks and scores on texts "
                 "need; audit a model with a word embedding"
             )
-        return int(table.weight.shape[0])
+        flat = table.weight.dim() == 1  # FSDP1 keeps a piece of it here
+        return int(table.num_embeddings if flat else table.weight.shape[0])
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     if not tables:
         raise ModelError(
