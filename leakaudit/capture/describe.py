@@ -79,11 +79,7 @@ class RunDescription:
             ModelError: the recipe makes another model than the live one.
         """
         if fit is None:
-            fit = (
-                Fit()
-                if config.schedule == "inline"
-                else Fit.of(model, recipe, flat_shapes(trainer.loop_calls))
-            )
+            fit = Fit() if config.schedule == "inline" else Fit.of(model, recipe, flat_shapes(trainer.loop_calls))
         private = private_sgd(trainer.optimizer)
         declared = declared_defenses(config.shipped_defense, private)
         moved = {id(p) for mover in base_optimizers(trainer.optimizer) for p in parameters_of(mover) if p.requires_grad}

@@ -120,3 +120,56 @@ def test_a_trainer_that_shards_with_fsdp2_is_kept_whole(name: str) -> None:
             assert torch.equal(snapshot.observation.update[one.removeprefix("base_model.model.")], gradient)
         assert len(snapshot.truth.sequences()) == 4 and snapshot.recipe.processes == 2
         assert stamp(snapshot).status is VerificationStatus.VERIFIED
+
+
+FLAT = "tests.support.flat_shards"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flat", "windows", "no_sync", "clipped", "frozen", "gradients only", "not sharded", "empty pieces left out",
+    ],
+)  # fmt: skip
+def test_pieces_of_fsdp1_are_kept_whole(name: str) -> None:
+    """Update and weights are those that FSDP1 itself puts together, to the bit."""
+    run = pair(FLAT)
+    found = run.kept(name)
+    assert list(found) == [0, 1, 2]
+    shapes = {name: p.shape for name, p in tiny.bert().named_parameters()}
+    for step, snapshot in found.items():
+        given, before = (run.updates[0][name][what][step] for what in ("gradients", "weights"))
+        update, model = snapshot.observation.update, dict(snapshot.observation.model.named_parameters())
+        assert update.keys() == given.keys() and all(torch.equal(update[one], given[one]) for one in given)
+        assert {one: w.shape for one, w in before.items()} == shapes
+        assert all(torch.equal(model[one], before[one]) for one in before)
+        assert snapshot.recipe.processes == 2 and snapshot.observation.facts.view == "reduced"
+        verified = stamp(snapshot)
+        assert verified.status is VerificationStatus.VERIFIED, verified
+        assert verified.relative_error is not None and verified.relative_error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("flat parameters", "with `use_orig_params=False`, where the model has no parameters but flat ones"),
+        ("half", "with `mixed_precision`, which changes the type of weights or gradients"),
+        ("own share", "FSDP1 sums the gradients of the processes before a hook sees them"),
+    ],
+)
+def test_fsdp1_with_an_option_that_hides_the_update_trains_without_an_audit(name: str, why: str) -> None:
+    """Each process says why, and nothing is kept."""
+    run = pair(FLAT)
+    assert all(why in said for said in run.said)
+    assert not (run.folder / name / "audit" / "spool").exists()
+    assert len(run.updates[0][name]["weights"]) == 4
+
+
+def test_an_audit_changes_no_weight_and_no_collective_of_fsdp1() -> None:
+    """Both processes train to the same bits with it and without it."""
+    run = pair(FLAT)
+    for got in run.updates:
+        with_audit, without = got["with an audit"], got["without an audit"]
+        assert with_audit["collectives"] == without["collectives"] > 0
+        for one, other in zip(with_audit["weights"], without["weights"], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)

@@ -101,6 +101,12 @@ def test_a_line_decides_and_is_named(text: str, outlook: str, said: str, tmp_pat
     assert (answer.reads is None) == (outlook == "refused")
 
 
+def test_fsdp1_is_refused_with_the_loop_that_is_audited(tmp_path: Path) -> None:
+    """A Trainer's FSDP1 is refused; a loop of torch under `watch` is the other way."""
+    answer = preflight(told(tmp_path, "a.yaml", "base_model: m\nfsdp: [full_shard]"))
+    assert any("`use_orig_params=True` in a loop of torch" in change for change in answer.changes)
+
+
 def test_tokens_are_counted_over_the_hidden_size(tmp_path: Path) -> None:
     """Packed sequences are full; others are at most that long."""
     recipe = told(

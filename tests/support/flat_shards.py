@@ -44,7 +44,8 @@ def frozen() -> nn.Module:
 def gradients(model: FullyShardedDataParallel) -> dict[str, Tensor]:
     """Return the whole gradients, as FSDP1 puts them together."""
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-        return {plain_name(n): p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
+        trained = [(plain_name(n), p) for n, p in model.named_parameters() if p.requires_grad]  # the others get zeros
+        return {name: p.grad.detach().clone() for name, p in trained if p.grad is not None}
 
 
 def weights(model: FullyShardedDataParallel) -> dict[str, Tensor]:
@@ -63,8 +64,10 @@ def train(
     chosen: Callable[[Tensor], bool] = lambda _p: True,
     audited: bool = True,
     **options: Any,
-) -> dict[str, list[dict[str, Tensor]]]:
-    """Train with an audit; return whole gradients and weights before each step.
+) -> dict[str, Any]:
+    """Train with an audit; return what the steps had.
+
+    That is whole gradients, whole weights before each step and after the last one, and the number of collectives.
 
     Args:
         folder: of the audit.
@@ -77,7 +80,8 @@ def train(
         options: of `watch`.
     """
     optimizer = torch.optim.AdamW([p for p in model.parameters() if chosen(p)], lr=1e-3)
-    got: dict[str, list[dict[str, Tensor]]] = {"gradients": [], "weights": []}
+    got: dict[str, Any] = {"gradients": [], "weights": [], "collectives": _collectives()}
+    kept_apart = all(module._use_orig_params for module in FullyShardedDataParallel.fsdp_modules(model))
     mine = batches(dist.get_rank())
     with contextlib.ExitStack() as within:
         if audited:
@@ -92,12 +96,20 @@ def train(
                     (model(**batch).loss / windows).backward()
             if clip is not None:
                 model.clip_grad_norm_(clip)
-            got["gradients"].append(gradients(model))
+            if kept_apart:  # FSDP1 cannot put gradients of flat parameters together
+                got["gradients"].append(gradients(model))
             got["weights"].append(weights(model))
             optimizer.step()
             optimizer.zero_grad()
     got["weights"].append(weights(model))
+    got["collectives"] = _collectives() - got["collectives"]
     return got
+
+
+def _collectives() -> int:
+    """Return how many collectives the user's process group has had."""
+    group: Any = dist.group.WORLD
+    return int(group._get_sequence_number_for_group())
 
 
 def main() -> None:
@@ -111,21 +123,18 @@ def main() -> None:
 
     runs: dict[str, Callable[[Path], Any]] = {
         "flat": lambda home: train(home, flat(bert())),
-        "one unit": lambda home: train(home, flat(bert(), auto_wrap_policy=None)),
         "windows": lambda home: train(home, flat(bert()), windows=2),
         "no_sync": lambda home: train(home, flat(bert()), windows=2, quiet=True),
         "clipped": lambda home: train(home, flat(bert()), clip=0.001),
         "frozen": lambda home: train(home, flat(frozen().train())),
-        "gradients only": lambda home: train(
-            home, flat(bert(), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
-        ),
+        "gradients only": lambda home: train(home, flat(bert(), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)),
         "not sharded": lambda home: train(home, flat(bert(), sharding_strategy=ShardingStrategy.NO_SHARD)),
         "empty pieces left out": lambda home: train(home, flat(bert()), chosen=lambda p: p.numel() > 0),
         "flat parameters": lambda home: train(home, flat(bert(), use_orig_params=False)),
         "half": lambda home: train(home, flat(bert(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))),
         "own share": lambda home: train(home, flat(bert()), observe="local"),
-        "without": lambda home: train(home, flat(tiny.bert().train()), audited=False),
-        "with": lambda home: train(home, flat(tiny.bert().train())),
+        "without an audit": lambda home: train(home, flat(tiny.bert().train()), audited=False),
+        "with an audit": lambda home: train(home, flat(tiny.bert().train())),
     }
     got = {name: run(folder / name) for name, run in runs.items() if not chosen or name in chosen}
     torch.save(got, folder / f"updates-{dist.get_rank()}.pt")

@@ -149,8 +149,12 @@ TOGETHER = {
     },
     "DDP, one process's own share": {"plain torch": "local"},
     "FSDP2, two processes": {"Trainer": "whole", "plain torch": "fsdp2"},
+    "FSDP1, two processes": {"plain torch": "flat"},
 }
-"""Row -> stack -> name of the run in `two_processes.py` or `sharded_trainer.py`."""
+"""Row -> stack -> name of the run in `two_processes.py`, or in a module of `ELSEWHERE`."""
+
+ELSEWHERE = {"whole": "tests.support.sharded_trainer", "flat": "tests.support.flat_shards"}
+"""Name of a run -> module of its processes."""
 
 PRIVATE: dict[str, dict[str, Any]] = {
     "Opacus, clipped and noised": {"sigma": 1.0},
@@ -161,10 +165,12 @@ PRIVATE: dict[str, dict[str, Any]] = {
 
 STRATEGIES = {
     "DeepSpeed": dict.fromkeys(STACKS, "DEEPSPEED") | dict.fromkeys(LIGHTNING, "DeepSpeedStrategy"),
-    "FSDP1": dict.fromkeys(STACKS, "FSDP") | dict.fromkeys(LIGHTNING, "FSDPStrategy"),
     "DataParallel": {stack: "DataParallel" for stack in STACKS if stack not in LIGHTNING},
 }
 """Row -> stack -> what its framework calls that strategy; Lightning has no DataParallel."""
+
+FLAT = dict.fromkeys(STACKS, "FSDP") | dict.fromkeys(LIGHTNING, "FSDPStrategy")
+"""Stack -> what its framework calls FSDP1."""
 
 ROWS = (*FEATURES, *TOGETHER, *PRIVATE, *STRATEGIES)
 
@@ -174,8 +180,8 @@ def cell(feature: str, stack: str) -> str:
     if feature in TOGETHER:
         name = TOGETHER[feature].get(stack)
         if name is None:
-            return "untested"
-        return _weakest((pair("tests.support.sharded_trainer") if name == "whole" else pair()).kept(name))
+            return _refused(FLAT.get(stack)) if feature.startswith("FSDP1") else "untested"
+        return _weakest((pair(ELSEWHERE[name]) if name in ELSEWHERE else pair()).kept(name))
     if feature in PRIVATE:
         if stack != "plain torch":
             return "untested"

@@ -9,7 +9,7 @@ there. The pieces of all processes, by rank, are the whole parameter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,23 +27,24 @@ class FlatPiece(Tensor):
     _local_tensor: Tensor
     """The entries that this process holds, (N,)."""
 
-    @staticmethod
-    def __new__(cls, piece: Tensor, shape: Sequence[int]) -> FlatPiece:
+    def __new__(cls, piece: Tensor, shape: Sequence[int]) -> Self:
         """Make one.
 
         Args:
             piece: the entries that this process holds, (N,).
             shape: of the whole tensor.
         """
-        made = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=piece.dtype, device=piece.device)  # type: ignore[attr-defined]
+        made: Self = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=piece.dtype, device=piece.device)
         made._local_tensor = piece
-        return cast(FlatPiece, made)
+        return made
 
     def __repr__(self, **_options: Any) -> str:  # type: ignore[override]
+        """Return the two sizes."""
         return f"FlatPiece({self._local_tensor.numel()} of {tuple(self.shape)})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Detach, and refuse everything else."""
         if func is torch.ops.aten.detach.default:
             return cls(args[0]._local_tensor.detach(), args[0].shape)
         raise SnapshotError(f"{func} needs a whole tensor, and this process holds a piece of it")

@@ -86,7 +86,9 @@ class LiveModel:
 
         Under FSDP1 an optimizer may lack a parameter of which this process holds nothing; another process moves it.
         """
-        elsewhere = {id(p) for _, p in self.parameters() if id(p) in self._flat and p.requires_grad} if self._flat else set()
+        elsewhere = (
+            {id(p) for _, p in self.parameters() if id(p) in self._flat and p.requires_grad} if self._flat else set()
+        )
         return {id(p) for p in self.moving()} | elsewhere
 
     def flat_shapes(self) -> dict[str, torch.Size]:
