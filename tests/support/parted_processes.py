@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
@@ -178,6 +178,9 @@ LAYOUTS = {
     "a part of the processes": "gradients are averaged over 1 of 2 processes",
     "a part of the processes, its own share": "",
     "FSDP2": "",
+    "FSDP1": "",
+    "FSDP1, a parameter left out": "FSDP1 leaves '0.bias' out (`ignored_states`)",
+    "FSDP1, a part of the processes": "gradients are averaged over 1 of 2 processes",
     "DDP": "",
 }
 """Way of sharing out a model -> what its refusal says; empty where it is audited."""
@@ -193,12 +196,19 @@ def layouts() -> dict[str, str]:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 4))
 
+    def flat(whole: nn.Module, **options: Any) -> nn.Module:
+        return FullyShardedDataParallel(whole, use_orig_params=True, device_id=torch.device("cpu"), **options)
+
+    part: Any = model()
     made: dict[str, Any] = {
         "two dimensions": fully_shard(model(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))),
         "tensor parallel": parallelize_module(model(), init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()}),
         "a part of the processes": DistributedDataParallel(model(), process_group=alone),
         "a part of the processes, its own share": DistributedDataParallel(model(), process_group=alone),
         "FSDP2": fully_shard(model()),
+        "FSDP1": flat(model()),
+        "FSDP1, a parameter left out": flat(part, ignored_states=[part[0].bias]),
+        "FSDP1, a part of the processes": flat(model(), process_group=alone),
         "DDP": DistributedDataParallel(model()),
     }
     said = {}
