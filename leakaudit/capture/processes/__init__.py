@@ -3,4 +3,4 @@
 This package may import what `capture` may.
 """
 
-__all__ = ["agreement", "distributed", "process_group"]
+__all__ = ["agreement", "distributed", "flat_shards", "process_group"]

@@ -1,7 +1,7 @@
 """Parameters that FSDP1 keeps as pieces of a flat shard.
 
 `FullyShardedDataParallel` flattens the parameters of a module, puts them behind each other and gives every process one stretch of that
-(Zhao et al. 2023, PyTorch FSDP, section 3.2). With `use_orig_params=True` a parameter outside of a pass is the piece that this process
+(Zhao et al. 2023, PyTorch FSDP). With `use_orig_params=True` a parameter outside of a pass is the piece that this process
 holds: one dimension, often shorter than the parameter, and empty where the whole parameter lies elsewhere. Its gradient is missing
 there. The pieces of all processes, by rank, are the whole parameter.
 """
