@@ -29,7 +29,7 @@ from leakaudit.audit.attempt import readable
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.models import quantised_layers
-from leakaudit.models.wrappers import unwrapped
+from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
 from leakaudit.results.schema import Verification, VerificationStatus
 from tests.capture.test_rebuilt import llama, with_lora
@@ -47,7 +47,8 @@ MARKS = {
 }
 STEPS = 2
 
-Make = Callable[[nn.Module], Any]
+QUICK = ("embedding-rows", "span")
+"""Attacks that a cell runs: the first that applies."""
 
 
 # ---------------------------------------------------------------------- bases, adapters, optimizers
@@ -95,7 +96,7 @@ ADAPTERS: dict[str, Adapters] = {
         {"modules_to_save": SAVED, "ensure_weight_tying": True}, model={"tie_word_embeddings": True}
     ),
     "`trainable_token_indices`": Adapters({"trainable_token_indices": [5, 6, 7]}),
-    "`bias=\"lora_only\"`": Adapters({"bias": "lora_only"}, model={"attention_bias": True}),
+    '`bias="lora_only"`': Adapters({"bias": "lora_only"}, model={"attention_bias": True}),
     "`lora_bias`": Adapters({"lora_bias": True}, model={"attention_bias": True}),
     "only B is trained (FFA-LoRA)": Adapters({}, only_b=True),
 }
@@ -212,10 +213,11 @@ def said_of(trained: Trained) -> str:
 
 def adapter_cell(row: str, base: str, unit: str, folder: Path) -> str:
     """Return one cell of the table of adapters."""
-    return said_of(train(lambda: ADAPTERS[row].on(base), adamw if unit == "round" else _sgd, unit, folder))
+    return said_of(train(lambda: ADAPTERS[row].on(base), adamw if unit == "round" else sgd, unit, folder))
 
 
-def _sgd(parameters: Any) -> Any:
+def sgd(parameters: Any) -> Any:
+    """Return plain SGD."""
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -231,18 +233,27 @@ def small(row: str) -> Callable[[], Any]:
 def optimizer_cells(row: str, folder: Path) -> list[str]:
     """Return a row of the table of optimizers."""
     made = {unit: train(small(row), OPTIMIZERS[row], unit, folder / unit) for unit in ("step", "round")}
-    return [*(said_of(made[unit]) for unit in made), ", ".join(readers(made["round"].snapshots[0])) or "none"]
+    return [*(said_of(one) for one in made.values()), read_in(made["round"].snapshots[0])]
 
 
-def readers(snapshot: Snapshot) -> list[str]:
-    """Return the attacks on texts that read a round as the audit hands it out."""
-    found = []
-    for name, kind in attacks:
-        if kind.goal != "labels" and kind.__module__.startswith("leakaudit."):
-            attack = attacks.create(name)
-            if readable(attack, snapshot.observation)[1].applies:
-                found.append(name)
-    return [f"`{name}`" for name in found]
+def applying(snapshot: Snapshot) -> list[str]:
+    """Return the attacks on texts and words that read a step as the audit hands it out."""
+    own = [name for name, kind in attacks if kind.goal != "labels" and kind.__module__.startswith("leakaudit.")]
+    return [name for name in own if readable(attacks.create(name), snapshot.observation)[1].applies]
+
+
+def read_in(snapshot: Snapshot) -> str:
+    """Return what the first attack that applies reads of a round: words, and wrong ones."""
+    name = next((one for one in QUICK if one in applying(snapshot)), None)
+    if name is None:
+        return "no attack applies"
+    attack = attacks.create(name)
+    seen, _ = readable(attack, snapshot.observation)
+    guess = attack(seen, tiny.generator(), Budget(seconds=60))
+    texts = [sequence.token_ids for sequence in guess.sequences or ()]
+    words = {*(guess.tokens or ()), *(token for text in texts for token in text)}
+    true = {token for text in snapshot.truth.sequences() for token in text}
+    return f"`{name}`: {len(words & true)} of {len(true)} words, {len(words - true)} wrong"
 
 
 # ---------------------------------------------------------------------- the tables
@@ -266,7 +277,7 @@ def adapter_table() -> str:
 
 def optimizer_table() -> str:
     """Return the table of optimizers as Markdown."""
-    lines = ["| | gradient | round of 2 | read the round |", "| --- | --- | --- | --- |"]
+    lines = ["| | gradient | round of 2 | an attack on the round reads |", "| --- | --- | --- | --- |"]
     for row in OPTIMIZERS:
         with tempfile.TemporaryDirectory() as folder:
             lines.append(f"| {row} | {' | '.join(optimizer_cells(row, Path(folder)))} |")
