@@ -41,7 +41,7 @@ def test_the_page_has_every_row_of_adapters_and_all_are_verified() -> None:
 
 @pytest.mark.parametrize("row", OPTIMIZERS)
 def test_an_optimizer_on_a_base_of_4_bits_is_what_the_page_says(row: str, tmp_path: Path) -> None:
-    """The gradient is verified whatever the rule; a round of an unknown one is kept and read."""
+    """A gradient is verified whatever the rule; a round of an unknown one is read."""
     said = on_page("optimizers")[row]
     found = adapter_rows.optimizer_cells(row, tmp_path)
     assert [cell.split(",")[0] for cell in found[:2]] == [cell.split(",")[0] for cell in said[:2]]

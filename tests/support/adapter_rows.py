@@ -118,7 +118,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "Adafactor of torch": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
     "Adafactor of transformers": adafactor_of_transformers,
     "AdamW, schedule-free (stand-in)": ScheduleFree,
-    "Muon of torch": lambda parameters: torch.optim.Muon(parameters, lr=1e-3),
+    "Muon of torch (rank 24, one text a step)": lambda parameters: torch.optim.Muon(parameters, lr=1e-3),
 }
 """Row of the table of optimizers -> what makes it."""
 
@@ -161,31 +161,30 @@ def adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def train(make: Callable[[], Any], optimizer: Callable[[Any], Any], unit: str, folder: Path | None) -> Trained:
-    """Train two steps; with a folder they are audited, as steps or as one round."""
+def train(
+    make: Callable[[], Any], optimizer: Callable[[Any], Any], unit: str, folder: Path, *, texts: int = 2
+) -> Trained:
+    """Train two steps of some texts each, which are audited as steps or as one round."""
     torch.manual_seed(0)
     with counted_as_installed(), without_side_process():
         model = make()
         moving = optimizer([p for p in model.parameters() if p.requires_grad])
-        if folder is None:
-            _loop(model, moving)
-            return Trained([], "")
         more: dict[str, Any] = {"observe": "delta", "local_steps": STEPS} if unit == "round" else {}
         config = audit_config(folder, max_snapshots=50)
         said, logger = _Said(), logging.getLogger("leakaudit")
         logger.addHandler(said)
         try:
             with watch(model, moving, tokenizer=tiny.gpt2_tokenizer(), config=config, **more) as audit:
-                _loop(model, moving)
+                _loop(model, moving, texts)
         finally:
             logger.removeHandler(said)
         found = [] if audit.folder is None else list(kept(audit).values())
         return Trained(found, "" if found else " ".join(said.lines) or "nothing was kept")
 
 
-def _loop(model: Any, optimizer: Any) -> None:
+def _loop(model: Any, optimizer: Any, texts: int) -> None:
     getattr(optimizer, "train", lambda: None)()
-    for batch in stacks.texts(count=STEPS):
+    for batch in stacks.texts(size=texts, count=STEPS):
         optimizer.zero_grad()
         model(**batch).loss.backward()
         optimizer.step()
@@ -224,26 +223,28 @@ def sgd(parameters: Any) -> Any:
 def small(row: str) -> Callable[[], Any]:
     """Return what makes the model of a row of optimizers: adapters on 4 bits.
 
-    The table of words is trained beside them, except by Muon, which takes matrices that a layer multiplies by.
+    The table of words is trained beside them, except by Muon, which is made for matrices that a layer multiplies by. Its rank is above
+    the number of words of a round, so that `span` can read them.
     """
-    options = {} if "Muon" in row else {"modules_to_save": ["embed_tokens"]}
-    return lambda: Adapters({"r": 8, **options}).on("4 bits")
+    options: dict[str, Any] = {"r": 24} if "Muon" in row else {"r": 8, "modules_to_save": ["embed_tokens"]}
+    return lambda: Adapters(options).on("4 bits")
 
 
 def optimizer_cells(row: str, folder: Path) -> list[str]:
     """Return a row of the table of optimizers."""
-    made = {unit: train(small(row), OPTIMIZERS[row], unit, folder / unit) for unit in ("step", "round")}
+    texts = 1 if "Muon" in row else 2
+    made = {unit: train(small(row), OPTIMIZERS[row], unit, folder / unit, texts=texts) for unit in ("step", "round")}
     return [*(said_of(one) for one in made.values()), read_in(made["round"].snapshots[0])]
 
 
 def applying(snapshot: Snapshot) -> list[str]:
-    """Return the attacks on texts and words that read a step as the audit hands it out."""
+    """Return the attacks on texts and words that apply to a step as the audit has it."""
     own = [name for name, kind in attacks if kind.goal != "labels" and kind.__module__.startswith("leakaudit.")]
     return [name for name in own if readable(attacks.create(name), snapshot.observation)[1].applies]
 
 
 def read_in(snapshot: Snapshot) -> str:
-    """Return what the first attack that applies reads of a round: words, and wrong ones."""
+    """Return what the first attack that applies reads of a round, and what is wrong."""
     name = next((one for one in QUICK if one in applying(snapshot)), None)
     if name is None:
         return "no attack applies"
