@@ -106,7 +106,9 @@ def main() -> None:
     """Measure and print."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("--sizes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
-    print("| parameters | base | frozen weights in training, MB | first snapshot adds, MB | of which base | second adds |")
+    print(
+        "| parameters | base | frozen weights in training, MB | first snapshot adds, MB | of which base | second adds |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for size in given.parse_args().sizes:
         for base in BASES:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.benchmarks import frozen_base
 from tests.support import adapter_rows
 from tests.support.adapter_rows import ADAPTERS, OPTIMIZERS, columns, on_page, said_of, small, train, worst
 
@@ -84,3 +85,17 @@ def test_a_trained_bias_beside_a_packed_matrix_is_in_the_update(tmp_path: Path) 
     biases = {n: u for n, u in found.snapshots[0].observation.update.items() if n.endswith(".bias")}
     assert len(biases) == 4 and all(bool(torch.isfinite(update).all()) for update in biases.values())
     assert all(bool(update.any()) for update in biases.values())
+
+
+@pytest.mark.parametrize("base", frozen_base.BASES)
+def test_a_second_snapshot_adds_the_adapters_alone(base: str, tmp_path: Path) -> None:
+    """The frozen weights are in one file, in the type in which the layers multiply."""
+    small_shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    found = frozen_base.measure(small_shape, base, tmp_path)
+    item = 2 if "bfloat16" in base else 4
+    adapters = 4 * (
+        2 * 2 * 2 * 64 * frozen_base.RANK + 4 * 64 + 4
+    )  # A and B of two layers in two blocks, and the head, in float32
+    assert found.base == pytest.approx(item * found.parameters, rel=0.02)
+    assert found.own[0] == pytest.approx(found.own[1], rel=0.05)
+    assert 2 * adapters * 0.9 < found.own[1] < 2 * adapters + 60_000  # weights and update, and the batch
