@@ -52,9 +52,7 @@ class _LabelScores(torch.autograd.Function):
     """Log-probabilities whose gradients are summed in single precision."""
 
     @staticmethod
-    def forward(
-        ctx: Any, read: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor, targets: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, read: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor, targets: Tensor) -> Tensor:
         wide = logits.float()
         most = wide.amax(dim=-1)
         total = most + (wide - most[..., None]).exp().sum(dim=-1).log()  # (B, T - 1)

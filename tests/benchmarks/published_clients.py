@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.audit.canaries import CANARIES
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Results
 from tests.benchmarks.one_paste import built_wheel
@@ -40,6 +41,8 @@ from tests.support.one_paste import PROGRAMS, ROOT
 
 LIMIT_SECONDS = 900
 """Most seconds that one example may take."""
+AGGREGATED = "Finished FedAvg."
+"""What NVFlare's server says at the end of a job whose rounds arrived."""
 VOCABULARY = 4000
 """Words of the small models for NVFlare's examples; the data have about 100."""
 TEMPLATE = "### Instruction: Generate Output according to the information and question given by Input. ### Input: ### Response:"
@@ -549,8 +552,18 @@ def ran(command: list[str], folder: Path, **environ: str) -> subprocess.Complete
 
 
 def events_of(results: Results) -> str:
-    """Return the events of all attempts, in words."""
-    return ", ".join(sorted({event for attempt in results.attempts for event in attempt.events}) or ["none"])
+    """Return the events of all attempts, in words.
+
+    Those on what was sent stand apart, if a defence changed it.
+    """
+    made, sent = (
+        ", ".join(
+            sorted({event for one in results.attempts for event in one.events if (one.defense == AS_SENT) is own})
+        )
+        or "none"
+        for own in (False, True)
+    )
+    return f"{made}; as sent: {sent}" if any(one.defense == AS_SENT for one in results.attempts) else made
 
 
 def stamps_of(results: Results) -> str:
@@ -672,16 +685,15 @@ def run(client: Client, source: Path, python: Path, work: Path) -> str:
     begin = time.perf_counter()
     done = ran([str(python), "job.py", *(one.replace("{work}", str(work)) for one in client.arguments)], app)
     seconds = time.perf_counter() - begin
-    said = re.findall(
-        r"leakaudit: (the transmission is blocked|round \d+ may be sent): (\w+)", done.stdout + done.stderr
-    )
-    if not said:
-        raise RuntimeError(f"{client.name}: the filter said nothing:\n{(done.stdout + done.stderr)[-3000:]}")
+    output = done.stdout + done.stderr
+    said = re.findall(r"leakaudit: (?:the transmission is (blocked): (\w+)|round \d+ may be (sent))", output)
+    if not said or (said[0][2] and (done.returncode or AGGREGATED not in output)):
+        raise RuntimeError(f"{client.name}: the filter said nothing, or the job did not end:\n{output[-3000:]}")
     results = load_results(work / "audits" / client.sites[0])
     stamps, events = stamps_of(results), events_of(results)
-    sent, verdict = said[0]
-    what = "blocked" if "blocked" in sent else "sent"
-    return f"| {client.name} | {client.lines} | {stamps} | {events} | {what} | {verdict} | {seconds:.0f} |"
+    blocked, verdict, _ = said[0]
+    what = blocked or "sent"  # the filter sends a round whose verdict is PASS, and no other one
+    return f"| {client.name} | {client.lines} | {stamps} | {events} | {what} | {verdict or 'PASS'} | {seconds:.0f} |"
 
 
 def main() -> None:
