@@ -34,7 +34,7 @@ def label_scores(logits: Tensor, labels: Tensor, head: nn.Module | None, read: T
         with torch.no_grad():  # in a fused head, the product is rounded before the bias is added
             logits = linear(read[:, :-1], head.weight)
             logits = logits if head.bias is None else logits + head.bias.to(logits.dtype)
-        scores: Tensor = _LabelScores.apply(read[:, :-1], head.weight, head.bias, logits, targets)
+        scores: Tensor = _LabelScores.apply(read[:, :-1], head.weight, head.bias, logits, targets)  # type: ignore[no-untyped-call]  # of torch
     else:
         scores = logits[:, :-1].float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     return scores.masked_fill(following == IGNORED_LABEL, 0.0)
@@ -62,9 +62,10 @@ class _LabelScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         read, weight, bias, logits, targets, total = ctx.saved_tensors
-        chosen = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, targets[..., None], 1.0)
-        at_logits = gradients[0].float()[..., None] * (chosen - (logits.float() - total[..., None]).exp())
-        rows = at_logits.to(logits.dtype).float().flatten(0, 1)  # (N, V), rounded once as stored logits are
+        at_logits = (logits.float() - total[..., None]).exp_().neg_()  # (B, T - 1, V), changed in place: it is large
+        at_logits.scatter_add_(-1, targets[..., None], torch.ones_like(total)[..., None])
+        at_logits.mul_(gradients[0].float()[..., None])
+        rows = at_logits.to(logits.dtype).float().flatten(0, 1)  # (N, V), rounded as a client stores them
         inputs = read.to(logits.dtype).float().flatten(0, 1)  # (N, D)
         at_read = (rows @ weight.to(logits.dtype).float()).view(read.shape).to(read.dtype)
         at_weight = (rows.T @ inputs).to(weight.dtype) if ctx.needs_input_grad[1] else None
