@@ -500,7 +500,8 @@ def prepare(work: Path, *, pictures: bool) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(work / "model")
     words.save_pretrained(work / "model")
-    if AutoTokenizer.from_pretrained(work / "model").tokenize(small.TEXTS[0]) != small.TEXTS[0].split():
+    loaded = AutoTokenizer.from_pretrained(work / "model", trust_remote_code=False, local_files_only=True)
+    if loaded.tokenize(small.TEXTS[0]) != small.TEXTS[0].split():
         raise RuntimeError("transformers loads another tokenizer than the one that was saved")
     home = work / "data" / "site-1"
     home.mkdir(parents=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from leakaudit.client.fused_head import label_scores
 
-TOKENS, HIDDEN, WORDS = 40, 48, 500
+TEXTS, TOKENS, HIDDEN, WORDS = 12, 40, 48, 4000
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -16,8 +16,8 @@ TOKENS, HIDDEN, WORDS = 40, 48, 500
 def test_gradients_are_those_of_trls_fused_head_to_the_last_bit(dtype: torch.dtype, bias: bool) -> None:
     kernels = pytest.importorskip("trl.kernels")
     random = torch.Generator().manual_seed(0)
-    read = torch.randn(2, TOKENS, HIDDEN, generator=random).to(dtype)
-    labels = torch.randint(WORDS, (2, TOKENS), generator=random)
+    read = torch.randn(TEXTS, TOKENS, HIDDEN, generator=random).to(dtype)
+    labels = torch.randint(WORDS, (TEXTS, TOKENS), generator=random)
     labels[0, 30:] = -100
     head = nn.Linear(HIDDEN, WORDS, bias=bias).to(dtype)
 
@@ -33,7 +33,7 @@ def test_gradients_are_those_of_trls_fused_head_to_the_last_bit(dtype: torch.dty
         1.0,
         ("log_probs",),
     )
-    wanted = _gradients(scores.view(2, -1).masked_fill(labels[:, 1:] == -100, 0.0), head, theirs)
+    wanted = _gradients(scores.view(TEXTS, -1).masked_fill(labels[:, 1:] == -100, 0.0), head, theirs)
 
     own = read.clone().requires_grad_()
     found = _gradients(label_scores(head(own), labels, head, own), head, own)
@@ -43,8 +43,8 @@ def test_gradients_are_those_of_trls_fused_head_to_the_last_bit(dtype: torch.dty
 
 def test_gradients_in_single_precision_are_those_of_the_logits() -> None:
     random = torch.Generator().manual_seed(0)
-    read = torch.randn(2, TOKENS, HIDDEN, generator=random)
-    labels = torch.randint(WORDS, (2, TOKENS), generator=random)
+    read = torch.randn(TEXTS, TOKENS, HIDDEN, generator=random)
+    labels = torch.randint(WORDS, (TEXTS, TOKENS), generator=random)
     head = nn.Linear(HIDDEN, WORDS)
     one, other = (read.clone().requires_grad_() for _ in range(2))
     found = _gradients(label_scores(head(one), labels, head, one), head, one)
@@ -54,8 +54,8 @@ def test_gradients_in_single_precision_are_those_of_the_logits() -> None:
 
 def test_logits_that_are_changed_after_the_head_keep_their_own_gradient() -> None:
     random = torch.Generator().manual_seed(0)
-    read = torch.randn(2, TOKENS, HIDDEN, generator=random).requires_grad_()
-    labels = torch.randint(WORDS, (2, TOKENS), generator=random)
+    read = torch.randn(TEXTS, TOKENS, HIDDEN, generator=random).requires_grad_()
+    labels = torch.randint(WORDS, (TEXTS, TOKENS), generator=random)
     head = nn.Linear(HIDDEN, WORDS, bias=False)
     logits = torch.tanh(head(read))
     found = _gradients(label_scores(logits, labels, head, read), head, read)
