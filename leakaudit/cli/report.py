@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from leakaudit.gate.verdict import Verdict
+
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="Render the HTML report of a run again.")
@@ -56,12 +64,29 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
+@click.option("--junit", type=FILE, help="Write JUnit XML: each rule is a test.")
+@click.option("--summary", type=FILE, help="Append Markdown, as to $GITHUB_STEP_SUMMARY.")
+@click.option("--badge", type=FILE, help="Write the JSON of a badge of shields.io.")
+@click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT.")
 @clear_errors
-def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_json: bool) -> None:
+def gate(
+    run_dir: Path,
+    policy: Path | None,
+    soft_fail: bool,
+    quiet: bool,
+    as_json: bool,
+    junit: Path | None,
+    summary: Path | None,
+    badge: Path | None,
+    github: bool,
+) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
 
-    Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged).
+    Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
+    written).
     """
+    if as_json and github:
+        raise click.UsageError("--json prints one document and --github prints lines: choose one")
     from datetime import UTC, datetime
 
     from leakaudit.files.private_files import write_atomic
@@ -95,4 +120,42 @@ def gate(run_dir: Path, policy: Path | None, soft_fail: bool, quiet: bool, as_js
         from leakaudit.reports.terminal import print_verdict
 
         print_verdict(verdict, quiet=quiet)
-    sys.exit(ExitCode.PASS if soft_fail else verdict.verdict.exit_code)
+    written = _write_outputs(verdict, policy, junit=junit, summary=summary, badge=badge, github=github)
+    code = ExitCode.PASS if soft_fail else verdict.verdict.exit_code
+    sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
+
+
+def _write_outputs(
+    verdict: Verdict,
+    policy: Path | None,
+    *,
+    junit: Path | None,
+    summary: Path | None,
+    badge: Path | None,
+    github: bool,
+) -> bool:
+    """Write what was asked for; return whether all of it could be written."""
+    from leakaudit.gate.policy import rule_lines
+    from leakaudit.reports import outputs
+
+    made: list[tuple[Path | None, str, Callable[[], str]]] = [
+        (junit, "w", lambda: outputs.junit_xml(verdict)),
+        (summary, "a", lambda: outputs.summary(verdict)),
+        (badge, "w", lambda: outputs.badge(verdict)),
+    ]
+    if github:
+        for line in outputs.workflow_commands(verdict, policy, rule_lines(policy) if policy else None):
+            click.echo(line)
+        if told := os.environ.get("GITHUB_OUTPUT"):
+            made.append((Path(told), "a", lambda: outputs.job_outputs(verdict)))
+    written = True
+    for path, mode, make in made:
+        if path is None:
+            continue
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(make())
+        except OSError as error:
+            click.echo(f"{path}: was not written ({error.strerror or type(error).__name__})", err=True)
+            written = False
+    return written
