@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from leakaudit.gate.verdict import Verdict
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="Render the HTML report of a run again.")
@@ -67,6 +69,12 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @click.option("--junit", type=FILE, help="Write JUnit XML: each rule is a test.")
 @click.option("--summary", type=FILE, help="Append Markdown, as to $GITHUB_STEP_SUMMARY.")
 @click.option("--badge", type=FILE, help="Write the JSON of a badge of shields.io.")
+@click.option("--sarif", type=FILE, help="Write SARIF: each open rule at its line of the policy.")
+@click.option("--attestation", type=FILE, help="Write an unsigned in-toto Statement on the artefacts.")
+@click.option("--cyclonedx", type=FILE, help="Write a CycloneDX bill with the verdict in the artefacts' model cards.")
+@click.option(
+    "--artifact", "artifacts", type=ARTIFACT, multiple=True, help="A released file, for the two above; repeatable."
+)
 @click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT.")
 @clear_errors
 def gate(
@@ -78,6 +86,10 @@ def gate(
     junit: Path | None,
     summary: Path | None,
     badge: Path | None,
+    sarif: Path | None,
+    attestation: Path | None,
+    cyclonedx: Path | None,
+    artifacts: tuple[Path, ...],
     github: bool,
 ) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
@@ -87,6 +99,7 @@ def gate(
     """
     if as_json and github:
         raise click.UsageError("--json prints one document and --github prints lines: choose one")
+    _check_artifacts(artifacts, {"--attestation": attestation, "--cyclonedx": cyclonedx})
     from datetime import UTC, datetime
 
     from leakaudit.files.private_files import write_atomic
@@ -120,9 +133,38 @@ def gate(
         from leakaudit.reports.terminal import print_verdict
 
         print_verdict(verdict, quiet=quiet)
-    written = _write_outputs(verdict, policy, junit=junit, summary=summary, badge=badge, github=github)
+    written = _write_outputs(
+        verdict,
+        policy,
+        junit=junit,
+        summary=summary,
+        badge=badge,
+        sarif=sarif,
+        attestation=attestation,
+        cyclonedx=cyclonedx,
+        artifacts=artifacts,
+        github=github,
+    )
     code = ExitCode.PASS if soft_fail else verdict.verdict.exit_code
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
+
+
+def _check_artifacts(artifacts: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
+    """Refuse outputs about artefacts without one, and two artefacts of one name.
+
+    Raises:
+        click.UsageError: an option lacks another one, or two files could not be told apart.
+    """
+    from leakaudit.reports.outputs.artifacts import artifact_name
+
+    asked = [option for option, file in outputs.items() if file is not None]
+    if asked and not artifacts:
+        raise click.UsageError(f"{asked[0]} says what was found about files; name each with --artifact FILE")
+    if artifacts and not asked:
+        raise click.UsageError(f"--artifact names files for {' and '.join(outputs)}; give one of them")
+    names = [artifact_name(path) for path in artifacts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise click.UsageError(f"two artefacts are called {twice[0]}; name them from a folder above both")
 
 
 def _write_outputs(
@@ -132,16 +174,24 @@ def _write_outputs(
     junit: Path | None,
     summary: Path | None,
     badge: Path | None,
+    sarif: Path | None,
+    attestation: Path | None,
+    cyclonedx: Path | None,
+    artifacts: tuple[Path, ...],
     github: bool,
 ) -> bool:
     """Write what was asked for; return whether all of it could be written."""
     from leakaudit.gate.policy import rule_lines
     from leakaudit.reports import outputs
 
+    released = cache(lambda: [outputs.artifact_of(path) for path in artifacts])  # read once, and only if asked for
     made: list[tuple[Path | None, str, Callable[[], str]]] = [
         (junit, "w", lambda: outputs.junit_xml(verdict)),
         (summary, "a", lambda: outputs.summary(verdict)),
         (badge, "w", lambda: outputs.badge(verdict)),
+        (sarif, "w", lambda: outputs.sarif(verdict, policy, rule_lines(policy) if policy else None)),
+        (attestation, "w", lambda: outputs.attestation(verdict, released())),
+        (cyclonedx, "w", lambda: outputs.cyclonedx(verdict, released())),
     ]
     if github:
         for line in outputs.workflow_commands(verdict, policy, rule_lines(policy) if policy else None):
@@ -153,8 +203,9 @@ def _write_outputs(
         if path is None:
             continue
         try:
+            text = make()  # before the file is emptied
             with path.open(mode, encoding="utf-8") as file:
-                file.write(make())
+                file.write(text)
         except OSError as error:
             click.echo(f"{path}: was not written ({error.strerror or type(error).__name__})", err=True)
             written = False
