@@ -9,6 +9,7 @@ from leakaudit.reports.outputs.cyclonedx import cyclonedx
 from leakaudit.reports.outputs.github import badge, job_outputs, workflow_commands
 from leakaudit.reports.outputs.junit import junit_xml
 from leakaudit.reports.outputs.markdown import summary
+from leakaudit.reports.outputs.model_card import model_card
 from leakaudit.reports.outputs.sarif import sarif
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "cyclonedx",
     "job_outputs",
     "junit_xml",
+    "model_card",
     "sarif",
     "summary",
     "workflow_commands",

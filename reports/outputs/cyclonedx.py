@@ -1,4 +1,4 @@
-"""CycloneDX 1.6: a bill of materials in which each artefact has the verdict as its model card."""
+"""CycloneDX 1.6: a bill of materials whose model cards hold the verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = (
 
 
 def cyclonedx(verdict: Verdict, artifacts: Sequence[Artifact]) -> str:
-    """Return a bill of materials with `artifacts` as models and the verdict in their cards.
+    """Return a bill of materials of `artifacts` with the verdict in their cards.
 
     Raises:
         ValueError: no artefact is given; there would be no component.

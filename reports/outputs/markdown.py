@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
-from leakaudit.reports.escaping import plain
+from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.wording import age_in_words, confidence_level, date_and_time, meaning, rule_bounds, short_digest
 from leakaudit.results.wording import counted
 
@@ -23,9 +22,6 @@ NEXT = {
 }
 """What to do next."""
 
-_ACTIVE = re.compile(r"([\\`*_\[\]<>#|~@$&]|^[-+])")
-"""Characters that Markdown, HTML, mentions or formulas give a meaning, and the beginnings of a list."""
-
 
 def summary(verdict: Verdict) -> str:
     """Return a verdict as Markdown of at most `MOST_BYTES`.
@@ -33,10 +29,10 @@ def summary(verdict: Verdict) -> str:
     First what was found and what to do, then a table of the rules, the reasons, and what the audit does not show.
     """
     head = [
-        f"### leakaudit: {verdict.verdict} (exit {verdict.exit_code}), {_text(verdict.policy)}",
+        f"### leakaudit: {verdict.verdict} (exit {verdict.exit_code}), {markdown_text(verdict.policy)}",
         "",
-        f"**{_text(meaning(verdict))}**",
-        _text(verdict.sentence),
+        f"**{markdown_text(meaning(verdict))}**",
+        markdown_text(verdict.sentence),
         "",
         f"**Next:** {NEXT[verdict.verdict]}",
         "",
@@ -55,7 +51,7 @@ def summary(verdict: Verdict) -> str:
 
 def _row(rule: RuleVerdict) -> str:
     cells = (f"{rule.id} ({rule.severity})", rule.word, _seen(rule), rule_bounds(rule), _limit(rule))
-    return f"| {' | '.join(_text(cell) for cell in cells)} |"
+    return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
 
 
 def _seen(rule: RuleVerdict) -> str:
@@ -75,25 +71,20 @@ def _foot(verdict: Verdict) -> list[str]:
     open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS]
     reasons = dict.fromkeys(reason for rule in open_rules for reason in rule.reasons)
     said = [*verdict.problems, *list(reasons)[:5]]
-    lines = [f"- {_text(reason)[:1000]}" for reason in said[:10]]
+    lines = [f"- {markdown_text(reason)[:1000]}" for reason in said[:10]]
     if lines:
         lines.append("")
     passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
     if passing and verdict.verdict is not Status.PASS:
-        lines += [f"Passes in this audit: {_text(', '.join(passing[:5]))}.", ""]
+        lines += [f"Passes in this audit: {markdown_text(', '.join(passing[:5]))}.", ""]
     age = "" if verdict.evidence_age_s is None else f" Evidence of {age_in_words(verdict.evidence_age_s)} ago"
-    until = f", valid until {_text(date_and_time(verdict.valid_until))}" if verdict.valid_until else ""
+    until = f", valid until {markdown_text(date_and_time(verdict.valid_until))}" if verdict.valid_until else ""
     digest = short_digest(verdict.results_digest or verdict.results_sha256 or "") or "none"
     return [
         *lines,
         f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`.",
         "Not shown by an audit: other attacks, servers that choose weights, sums over clients, the released model itself. No training text is in this summary.",
     ]
-
-
-def _text(text: str) -> str:
-    """Return a text without a meaning for Markdown."""
-    return _ACTIVE.sub(r"\\\1", plain(str(text)))
 
 
 def _size(lines: Sequence[str]) -> int:

@@ -121,12 +121,12 @@ def _level(rule: RuleVerdict) -> str:
 
 
 def _message(text: str) -> str:
-    """Return a message without placeholders and links (SARIF 2.1.0, 3.11.5 and 3.11.6)."""
+    """Return a message without placeholders and links (SARIF 3.11.5, 3.11.6)."""
     return plain(text).replace("{", "{{").replace("}", "}}").replace("](", "] (")
 
 
 def _fingerprint(policy: str, rule: str) -> str:
-    """Return a digest that names a rule of a policy, whatever it finds and wherever it stands."""
+    """Return a digest of what a rule is, not of what it finds or where it stands."""
     return hashlib.sha256(f"{policy}\0{rule}".encode(errors="surrogatepass")).hexdigest()
 
 

@@ -67,7 +67,7 @@ def sarif_run(verdict: Verdict, *more: Any) -> Any:
 
 
 def statement(verdict: Verdict, *artifacts: Artifact) -> Any:
-    """Return a statement, after the published messages have read it without an unknown field."""
+    """Return a statement that the published messages can read."""
     text = outputs.attestation(verdict, artifacts or [WEIGHTS])
     found = json.loads(text)
     Statement.copy_from_pb(Parse(text.replace('"_type"', '"type"'), StatementMessage())).validate()
@@ -107,7 +107,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 # ----------------------------------------------------------------------------------------------------------------- SARIF
 @ALL
 def test_each_open_rule_is_one_result_of_sarif(name: str) -> None:
-    """Levels follow those of the policy; a verdict other than PASS never has no result."""
+    """Levels follow the policy, and only a PASS is without an error."""
     verdict = named(name)
     run = sarif_run(verdict)
     results = {one["ruleId"]: one for one in run["results"]}
@@ -157,7 +157,7 @@ RESULTS = {"PASS": "PASSED", "warned": "WARNED"}
 
 @ALL
 def test_a_statement_is_about_the_artefacts(name: str) -> None:
-    """Undecided rules have a prefix, because the predicate has no word for them; each rule is in one list."""
+    """Each rule is in one of its lists."""
     verdict = named(name)
     found = statement(verdict)
     assert (found["_type"], found["predicateType"]) == (
@@ -215,7 +215,10 @@ def test_a_metric_is_a_share_with_its_bounds() -> None:
 # --------------------------------------------------------------------------------------------------------------- all
 @pytest.mark.parametrize("name", ["hostile FAIL", "hostile ERROR"])
 def test_hostile_text_stays_text(name: str) -> None:
-    """No control character, no link and no placeholder reaches a reader; hostile names of files do not either."""
+    """No control character, link or placeholder reaches a reader.
+
+    The names of files are hostile, too.
+    """
     verdict, odd = VERDICTS[name], Artifact(HOSTILE + "\udcff", WEIGHTS.sha256)
     for made in (sarif_run(verdict, Path(HOSTILE)), statement(verdict, odd), bill(verdict, odd)):
         text = json.dumps(made, ensure_ascii=False)
