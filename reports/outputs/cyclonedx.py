@@ -73,7 +73,7 @@ def _card(verdict: Verdict) -> dict[str, Any]:
     considerations: dict[str, Any] = {"technicalLimitations": list(LIMITS)}
     if risks:
         considerations["ethicalConsiderations"] = risks
-    said = {
+    properties = {
         "verdict": verdict.verdict.value,
         "meaning": meaning(verdict),
         "sentence": plain(verdict.sentence),
@@ -87,7 +87,7 @@ def _card(verdict: Verdict) -> dict[str, Any]:
             "performanceMetrics": [_metric(rule) for rule in verdict.rules if rule.observed is not None]
         },
         "considerations": considerations,
-        "properties": [{"name": f"leakaudit:{name}", "value": value} for name, value in said.items()],
+        "properties": [{"name": f"leakaudit:{name}", "value": value} for name, value in properties.items()],
     }
 
 
@@ -96,11 +96,11 @@ def _metric(rule: RuleVerdict) -> dict[str, Any]:
     seen = rule.k / rule.n if rule.k is not None and rule.n else rule.observed
     found: dict[str, Any] = {
         "type": plain(f"privacy leak, {rule.subject}"),
-        "value": f"{seen:.4g}",
+        "value": f"{seen:.12g}",
         "slice": plain(f"rule {rule.id}, defence {rule.defense}, {rule.n} audited steps"),
     }
     bounds = {"lowerBound": rule.lower, "upperBound": rule.upper}
-    if known := {name: f"{value:.4g}" for name, value in bounds.items() if value is not None}:
+    if known := {name: f"{value:.12g}" for name, value in bounds.items() if value is not None}:
         found["confidenceInterval"] = known
     return found
 
