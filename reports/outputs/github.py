@@ -37,7 +37,7 @@ def workflow_commands(
 
 
 def _rule(rule: RuleVerdict, policy: Path | None, line: int | None) -> str:
-    kind = "warning" if rule.level == "warn" else "error"
+    kind = "warning" if rule.level == "warn" or rule.waived else "error"
     where = {} if policy is None else {"file": policy.as_posix(), **({} if line is None else {"line": str(line)})}
     return _command(kind, f"leakaudit: {rule.word}, {rule.id}", rule.sentence, where)
 
@@ -58,7 +58,8 @@ def _property(text: str) -> str:
 
 def job_outputs(verdict: Verdict) -> str:
     """Return lines for the file that `GITHUB_OUTPUT` names: one value a line."""
-    failed = ",".join(rule.id for rule in verdict.rules if rule.level == "error" and rule.status is not Status.PASS)
+    binding = [rule for rule in verdict.rules if rule.level == "error" and not rule.waived]
+    failed = ",".join(rule.id for rule in binding if rule.status is not Status.PASS)
     found = {
         "verdict": verdict.verdict.value,
         "exit-code": str(verdict.exit_code),

@@ -18,7 +18,7 @@ def junit_xml(verdict: Verdict) -> str:
     """Return a verdict as JUnit XML.
 
     A rule that fails is a `failure` of type `FAIL`, and one that cannot be decided a `failure` of type `INCONCLUSIVE`: a pipeline that counts
-    failures must not go on. A control that did not run or recover anything is the latter. A rule at level warn is never a failure. Evidence that
+    failures must not go on. A control that did not run or recover anything is the latter. A waived rule is skipped. A rule at level warn is never a failure. Evidence that
     cannot be judged is an `error`.
     """
     suite = ElementTree.Element("testsuite", name=plain(verdict.policy), timestamp=verdict.evaluated_at, time="0")
@@ -35,6 +35,7 @@ def junit_xml(verdict: Verdict) -> str:
         "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("testcase/failure")),
         "errors": len(suite.findall("testcase/error")),
+        "skipped": len(suite.findall("testcase/skipped")),
     }
     root = ElementTree.Element("testsuites", name="leakaudit", time="0")
     for name, count in counts.items():
@@ -71,7 +72,10 @@ def _failure(case: ElementTree.Element, kind: str, text: str) -> None:
 def _rule(suite: ElementTree.Element, rule: RuleVerdict) -> None:
     case = _case(suite, "leakaudit.rules", rule.id)
     text = " ".join([rule.sentence, *rule.reasons])
-    if rule.level == "warn" or rule.status is Status.PASS:
+    if rule.waived:
+        ElementTree.SubElement(case, "skipped", message=plain(rule.waived))
+        ElementTree.SubElement(case, "system-out").text = f"{rule.word}: {plain(text)}"
+    elif rule.level == "warn" or rule.status is Status.PASS:
         ElementTree.SubElement(case, "system-out").text = f"{rule.word}: {plain(text)}"
     else:
         _failure(case, rule.status.value, text)

@@ -72,10 +72,10 @@ def _limit(rule: RuleVerdict) -> str:
 
 def _foot(verdict: Verdict) -> list[str]:
     """Return the lines below the table."""
-    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS]
+    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS and not rule.waived]
     reasons = dict.fromkeys(reason for rule in open_rules for reason in rule.reasons)
-    said = [*verdict.problems, *list(reasons)[:5]]
-    lines = [f"- {_text(reason)[:1000]}" for reason in said[:10]]
+    said = [*verdict.problems, *list(reasons)[:5], *[waiver.sentence for waiver in verdict.waivers]]
+    lines = [f"- {_text(reason)[:1000]}" for reason in said[:20]]
     if lines:
         lines.append("")
     passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
