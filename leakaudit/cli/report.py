@@ -70,6 +70,11 @@ def report(
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
+@click.option(
+    "--allow",
+    type=click.Choice(["inconclusive"]),
+    help="Exit 0 if nothing is decided and nothing came back; said in the verdict.",
+)
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
@@ -83,6 +88,7 @@ def gate(
     policy: Path | None,
     waivers: Path | None,
     at: str | None,
+    allow: str | None,
     soft_fail: bool,
     quiet: bool,
     as_json: bool,
@@ -121,6 +127,8 @@ def gate(
     else:
         rules = load_policy(policy, names_for(results)) if policy else default_policy()
         verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+    if allow:
+        verdict = verdict.allowing_inconclusive()
     try:
         if file.parent.is_dir():
             write_atomic(document, json.dumps(to_json(verdict), indent=1))
@@ -134,7 +142,7 @@ def gate(
 
         print_verdict(verdict, quiet=quiet)
     written = _write_outputs(verdict, policy, junit=junit, summary=summary, badge=badge, github=github)
-    code = ExitCode.PASS if soft_fail else verdict.verdict.exit_code
+    code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 

@@ -208,6 +208,18 @@ class Verdict(_Verdict):
     """Digest of the file of waivers; empty without one."""
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
+    allowed: bool = False
+    """Whether the caller accepts that nothing is decided (`--allow inconclusive`); the verdict itself stays INCONCLUSIVE."""
+
+    def allowing_inconclusive(self) -> Verdict:
+        """Return this verdict for a caller that accepts an undecided one.
+
+        Only missing evidence is accepted: where texts came back, or where anything else than INCONCLUSIVE was found, nothing changes.
+        """
+        if self.verdict is not Status.INCONCLUSIVE or self.texts_back:
+            return self
+        sentence = f"{self.sentence} The caller allows an undecided verdict."
+        return self.model_copy(update={"allowed": True, "exit_code": ExitCode.PASS, "sentence": sentence})
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:

@@ -23,6 +23,11 @@ NEXT = {
 }
 """What to do next."""
 
+ALLOWED = (
+    "Nothing is decided, and the caller allows that. Audit more steps: this is no evidence that the updates are safe."
+)
+"""What to do next where an undecided verdict is accepted."""
+
 _ACTIVE = re.compile(r"([\\`*_\[\]<>#|~@$&]|^[-+])")
 """Characters that Markdown, HTML, mentions or formulas give a meaning, and the beginnings of a list."""
 
@@ -38,7 +43,7 @@ def summary(verdict: Verdict) -> str:
         f"**{_text(meaning(verdict))}**",
         _text(verdict.sentence),
         "",
-        f"**Next:** {NEXT[verdict.verdict]}",
+        f"**Next:** {ALLOWED if verdict.allowed else NEXT[verdict.verdict]}",
         "",
     ]
     table = [

@@ -181,3 +181,30 @@ def test_the_command_reads_waivers_and_rehearses_their_end(tmp_path: Path) -> No
     assert late.exit_code == 3 and "it expired on" in late.output
     assert CliRunner().invoke(gate_command, [*common, "tomorrow"]).exit_code == 2
     assert date.fromisoformat(json.loads((tmp_path / "verdict.json").read_text())["waivers"][0]["expires"]) > TODAY
+
+
+def test_an_undecided_verdict_may_be_allowed_and_stays_undecided(tmp_path: Path) -> None:
+    """The exit code is 0, and every output says why."""
+    (tmp_path / "results.json").write_text(json.dumps(to_json(with_digest(FEW))))
+    junit = tmp_path / "junit.xml"
+    common = [str(tmp_path), "--at", NOW.isoformat(), "--junit", str(junit)]
+    assert CliRunner().invoke(gate_command, common).exit_code == 4
+    done = CliRunner().invoke(gate_command, [*common, "--allow", "inconclusive"])
+    assert (
+        done.exit_code == 0
+        and "INCONCLUSIVE" in done.output
+        and "The caller allows an undecided verdict" in " ".join(done.output.split())
+    )
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert (verdict["verdict"], verdict["exit_code"], verdict["allowed"]) == ("INCONCLUSIVE", 0, True)
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert suite.get("failures") == "0" and suite.get("skipped") != "0"
+
+
+@pytest.mark.parametrize("found", [LEAKS, CLEAN, audit(1, 2)])
+def test_allowing_an_undecided_verdict_never_lets_a_leak_through(found: Results) -> None:
+    """Nothing changes for FAIL, for PASS, and where texts came back."""
+    verdict = judged(found)
+    if verdict.verdict is Status.INCONCLUSIVE:
+        assert verdict.texts_back
+    assert verdict.allowing_inconclusive() == verdict
