@@ -18,6 +18,8 @@ from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from leakaudit.gate.verdict import Verdict
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,14 +30,18 @@ ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("run_dir", type=EXISTING)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, as for the gate.")
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
-def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, allow_full_in_ci: bool) -> None:
+def report(
+    run_dir: Path, text: str, policy: Path | None, waivers: Path | None, output: Path | None, allow_full_in_ci: bool
+) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
     from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.waivers import load_waivers
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
     from leakaudit.results.files import load_results
@@ -52,6 +58,7 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
         mode,
         now=datetime.now(UTC),
         policy=rules,
+        waivers=load_waivers(waivers) if waivers else None,
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above
@@ -63,6 +70,13 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
+@click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
+@click.option(
+    "--allow",
+    type=click.Choice(["inconclusive"]),
+    help="Exit 0 if nothing is decided and nothing came back; said in the verdict.",
+)
 @click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
@@ -80,6 +94,9 @@ def report(run_dir: Path, text: str, policy: Path | None, output: Path | None, a
 def gate(
     run_dir: Path,
     policy: Path | None,
+    waivers: Path | None,
+    at: str | None,
+    allow: str | None,
     soft_fail: bool,
     quiet: bool,
     as_json: bool,
@@ -99,6 +116,8 @@ def gate(
     """
     if as_json and github:
         raise click.UsageError("--json prints one document and --github prints lines: choose one")
+    if at and attestation:
+        raise click.UsageError("--at rehearses a judgement, and --attestation records one: choose one")
     _check_artifacts(artifacts, {"--attestation": attestation, "--cyclonedx": cyclonedx})
     from datetime import UTC, datetime
 
@@ -106,11 +125,13 @@ def gate(
     from leakaudit.gate.evaluate import evaluate, unreadable
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.gate.verdict import to_json
+    from leakaudit.gate.waivers import load_waivers
     from leakaudit.plugins.names import names_for
     from leakaudit.results.files import read_results
 
+    exceptions = load_waivers(waivers) if waivers else None
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
-    now = datetime.now(UTC)
+    now = _time(at) if at else datetime.now(UTC)
     document = file.parent / "verdict.json"
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
@@ -120,7 +141,9 @@ def gate(
         verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
         rules = load_policy(policy, names_for(results)) if policy else default_policy()
-        verdict = evaluate(results, rules, now=now, results_sha256=sha256)
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+    if allow:
+        verdict = verdict.allowing_inconclusive()
     try:
         if file.parent.is_dir():
             write_atomic(document, json.dumps(to_json(verdict), indent=1))
@@ -145,8 +168,25 @@ def gate(
         artifacts=artifacts,
         github=github,
     )
-    code = ExitCode.PASS if soft_fail else verdict.verdict.exit_code
+    code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
+
+
+def _time(text: str) -> datetime:
+    """Return an ISO date or time; without a zone it is in UTC.
+
+    Raises:
+        click.UsageError: it is neither.
+    """
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _check_artifacts(artifacts: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:

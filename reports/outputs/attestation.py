@@ -28,20 +28,20 @@ UNDECIDED = "inconclusive:"
 def attestation(verdict: Verdict, artifacts: Sequence[Artifact]) -> str:
     """Return an unsigned in-toto Statement with the verdict on `artifacts`.
 
-    `result` is PASSED, WARNED (a rule at level warn does not pass) or FAILED. A verdict that is INCONCLUSIVE or ERROR is FAILED.
+    `result` is PASSED, WARNED (a rule at level warn, or a waived one, does not pass) or FAILED. A verdict that is INCONCLUSIVE or ERROR is FAILED,
+    also where the caller allows an undecided one: a statement outlives the call.
 
     Raises:
         ValueError: no artefact is given; a statement without a subject says nothing.
     """
     if not artifacts:
         raise ValueError("an attestation is about artefacts, and none is given")
+    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS]
     predicate = {
         "result": _result(verdict),
         "configuration": _configuration(verdict),
         "passedTests": [rule.id for rule in verdict.rules if rule.status is Status.PASS],
-        "warnedTests": [
-            _name(rule) for rule in verdict.rules if rule.level == "warn" and rule.status is not Status.PASS
-        ],
+        "warnedTests": [_name(rule) for rule in open_rules if not _binds(rule)],
         "failedTests": _failed(verdict),
     }
     statement = {
@@ -59,12 +59,17 @@ def _result(verdict: Verdict) -> str:
     return "WARNED" if any(rule.status is not Status.PASS for rule in verdict.rules) else "PASSED"
 
 
+def _binds(rule: RuleVerdict) -> bool:
+    """Return whether a rule has a part in the verdict."""
+    return rule.level != "warn" and not rule.waived
+
+
 def _name(rule: RuleVerdict) -> str:
     return rule.id if rule.status in (Status.PASS, Status.FAIL) else UNDECIDED + rule.id
 
 
 def _failed(verdict: Verdict) -> list[str]:
-    found = [_name(rule) for rule in verdict.rules if rule.level != "warn" and rule.status is not Status.PASS]
+    found = [_name(rule) for rule in verdict.rules if _binds(rule) and rule.status is not Status.PASS]
     if verdict.problems or (not found and verdict.verdict is not Status.PASS):
         found.append(UNDECIDED + "leakaudit/evidence")  # no rule of a policy has a slash in its id
     return found

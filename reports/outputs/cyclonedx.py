@@ -109,4 +109,7 @@ def _risk(rule: RuleVerdict, verdict: Verdict) -> dict[str, str]:
     passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
     way_out = f" Passes in this audit: {', '.join(passing[:5])}." if passing else ""
     said = " ".join([f"{rule.word}, {rule.id}: {rule.sentence}", *rule.reasons])
-    return {"name": plain(said), "mitigationStrategy": plain(NEXT[rule.status] + way_out)}
+    return {
+        "name": plain(said),
+        "mitigationStrategy": plain(f"Waived {rule.waived}" if rule.waived else NEXT[rule.status] + way_out),
+    }

@@ -29,15 +29,17 @@ def workflow_commands(
         lines: id of a rule -> its line in that file, counted from 1.
     """
     found = [
-        _rule(rule, policy, (lines or {}).get(rule.id)) for rule in verdict.rules if rule.status is not Status.PASS
+        _rule(rule, policy, (lines or {}).get(rule.id), allowed=verdict.allowed)
+        for rule in verdict.rules
+        if rule.status is not Status.PASS
     ]
     found += [_command("error", "leakaudit: evidence", problem) for problem in verdict.problems]
     errors = [one for one in found if one.startswith("::error")]
     return [*errors[:MOST_ANNOTATIONS], *[one for one in found if one not in errors][:MOST_ANNOTATIONS]]
 
 
-def _rule(rule: RuleVerdict, policy: Path | None, line: int | None) -> str:
-    kind = "warning" if rule.level == "warn" else "error"
+def _rule(rule: RuleVerdict, policy: Path | None, line: int | None, *, allowed: bool) -> str:
+    kind = "warning" if allowed or rule.level == "warn" or rule.waived else "error"
     where = {} if policy is None else {"file": policy.as_posix(), **({} if line is None else {"line": str(line)})}
     return _command(kind, f"leakaudit: {rule.word}, {rule.id}", rule.sentence, where)
 
@@ -58,7 +60,8 @@ def _property(text: str) -> str:
 
 def job_outputs(verdict: Verdict) -> str:
     """Return lines for the file that `GITHUB_OUTPUT` names: one value a line."""
-    failed = ",".join(rule.id for rule in verdict.rules if rule.level == "error" and rule.status is not Status.PASS)
+    binding = [rule for rule in verdict.rules if rule.level == "error" and not rule.waived]
+    failed = ",".join(rule.id for rule in binding if rule.status is not Status.PASS)
     found = {
         "verdict": verdict.verdict.value,
         "exit-code": str(verdict.exit_code),

@@ -22,6 +22,11 @@ NEXT = {
 }
 """What to do next."""
 
+ALLOWED = (
+    "Nothing is decided, and the caller allows that. Audit more steps: this is no evidence that the updates are safe."
+)
+"""What to do next where an undecided verdict is accepted."""
+
 
 def summary(verdict: Verdict) -> str:
     """Return a verdict as Markdown of at most `MOST_BYTES`.
@@ -34,7 +39,7 @@ def summary(verdict: Verdict) -> str:
         f"**{markdown_text(meaning(verdict))}**",
         markdown_text(verdict.sentence),
         "",
-        f"**Next:** {NEXT[verdict.verdict]}",
+        f"**Next:** {ALLOWED if verdict.allowed else NEXT[verdict.verdict]}",
         "",
     ]
     table = [
@@ -68,10 +73,10 @@ def _limit(rule: RuleVerdict) -> str:
 
 def _foot(verdict: Verdict) -> list[str]:
     """Return the lines below the table."""
-    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS]
+    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS and not rule.waived]
     reasons = dict.fromkeys(reason for rule in open_rules for reason in rule.reasons)
-    said = [*verdict.problems, *list(reasons)[:5]]
-    lines = [f"- {markdown_text(reason)[:1000]}" for reason in said[:10]]
+    said = [*verdict.problems, *list(reasons)[:5], *[waiver.sentence for waiver in verdict.waivers]]
+    lines = [f"- {markdown_text(reason)[:1000]}" for reason in said[:20]]
     if lines:
         lines.append("")
     passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]

@@ -42,7 +42,7 @@ def model_card(results: Results, verdict: Verdict) -> str:
         "For contrast": _contrast(public),
         "Adversary": _adversary(public),
         "Not tested": _not_tested(public),
-        "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}",
+        "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}{_waived(verdict)}",
         "Dated": _dated(public, verdict),
     }
     lines = [f"- **{name}:** {markdown_text(text)}" for name, text in said.items()]
@@ -51,6 +51,12 @@ def model_card(results: Results, verdict: Verdict) -> str:
 
 LIMITS = "An audit bounds these attacks on these updates. It proves no privacy, and says nothing about what the released weights remember."
 """The last line of every card."""
+
+
+def _waived(verdict: Verdict) -> str:
+    """Name the rules that may fail by a waiver."""
+    found = [rule.id for rule in verdict.rules if rule.waived]
+    return f" Waived: {join(found)}." if found else ""
 
 
 def _attacked(results: Results) -> str:

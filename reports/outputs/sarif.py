@@ -32,7 +32,8 @@ SECURITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
 def sarif(verdict: Verdict, policy: Path | None = None, lines: Mapping[str, int] | None = None) -> str:
     """Return a verdict as SARIF with one result for each rule that does not pass.
 
-    A result is an `error`, or a `warning` for a rule at level warn. One that cannot be decided is an `error`, too: a pipeline that counts results
+    A result is an `error`, or a `warning` for a rule at level warn, for a waived one, which is also suppressed, and for an undecided one where the
+    caller allows it. Else one that cannot be decided is an `error`, too: a pipeline that counts results
     must not go on. Evidence that cannot be judged is a result of its own, and the run then says that it did not succeed.
 
     Args:
@@ -83,15 +84,20 @@ def _descriptor(rule: RuleVerdict) -> dict[str, Any]:
 
 def _result(index: int, rule: RuleVerdict, verdict: Verdict, locations: list[Any]) -> dict[str, Any]:
     text = " ".join([f"{rule.word}: {rule.sentence}", *rule.reasons])
-    return {
+    found = {
         "ruleId": rule.id,
         "ruleIndex": index,
-        "level": _level(rule),
+        "level": "warning" if rule.waived or verdict.allowed else _level(rule),
         "message": {"text": _message(text)},
         "locations": locations,
         "partialFingerprints": {"leakauditRule/v1": _fingerprint(verdict.policy, rule.id)},
         "properties": {"status": rule.status.value, "severity": rule.severity},
     }
+    if rule.waived:
+        # without a status: it counts as accepted (3.27.23), and drafts of the schema call the key otherwise
+        suppression = {"kind": "external", "justification": plain(rule.waived)}
+        found["suppressions"] = [suppression]
+    return found
 
 
 def _evidence_descriptor() -> dict[str, Any]:

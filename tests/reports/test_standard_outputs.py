@@ -44,6 +44,12 @@ VERDICTS: dict[str, Verdict] = {
 }
 
 
+def waived() -> Verdict:
+    """Return a PASS whose failing rule is waived."""
+    rule = VERDICTS["FAIL"].rules[0].model_copy(update={"waived": "until 2026-12-15 by ann: known"})
+    return VERDICTS["PASS"].model_copy(update={"rules": (rule,)})
+
+
 def warned() -> Verdict:
     """Return a PASS with a rule at level warn that fails."""
     passes, fails = VERDICTS["PASS"], VERDICTS["FAIL"].rules[0]
@@ -281,6 +287,7 @@ def test_evidence_that_cannot_be_read_reaches_every_output(run: Path) -> None:
         (("--attestation", "a.json"), "name each with --artifact"),
         (("--cyclonedx", "a.json"), "name each with --artifact"),
         (("--artifact", "model.bin"), "give one of them"),
+        (("--attestation", "a.json", "--artifact", "model.bin", "--at", "2026-11-03"), "choose one"),
         (("--attestation", "a.json", "--artifact", "missing.bin"), "does not exist"),
         (
             ("--attestation", "a.json", "--artifact", "model.bin", "--artifact", "./model.bin"),
@@ -293,3 +300,24 @@ def test_options_that_do_not_fit_are_refused(run: Path, options: tuple[str, ...]
     done = called(".", *options)
     assert done.exit_code == 2 and said in done.output
     assert not Path("a.json").exists() and not Path("verdict.json").exists()
+
+
+def test_a_waived_rule_is_shown_and_does_not_bind() -> None:
+    """SARIF suppresses it, the statement warns, and the bill says until when."""
+    verdict = waived()
+    (rule,) = verdict.rules
+    (result,) = sarif_run(verdict)["results"]
+    assert result["level"] == "warning" and result["message"]["text"].startswith("WAIVED: ")
+    assert result["suppressions"] == [{"kind": "external", "justification": rule.waived}]
+    predicate = statement(verdict)["predicate"]
+    assert (predicate["result"], predicate["warnedTests"], predicate["failedTests"]) == ("WARNED", [rule.id], [])
+    (risk,) = bill(verdict)["components"][0]["modelCard"]["considerations"]["ethicalConsiderations"]
+    assert risk["name"].startswith("WAIVED") and rule.waived in risk["mitigationStrategy"]
+    assert f"Waived: {rule.id}." in outputs.model_card(SITUATIONS["leaks"], verdict)
+
+
+def test_what_a_caller_allows_is_a_warning_now_and_no_pass_later() -> None:
+    """A statement is kept and signed, so it says what was found."""
+    verdict = VERDICTS["INCONCLUSIVE"].allowing_inconclusive()
+    assert [one["level"] for one in sarif_run(verdict)["results"]] == ["warning"]
+    assert statement(verdict)["predicate"]["result"] == "FAILED"
