@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Any
 
@@ -26,6 +27,19 @@ def plain(text: str) -> str:
     It serves HTML attributes, titles, charts and the terminal.
     """
     return "".join(f"[{_code(char)}]" if _acts(char) else char for char in str(text))
+
+
+_ACTIVE = re.compile(r"([\\`*_\[\]<>#|~@$&]|^[-+])")
+"""Characters that Markdown, HTML, mentions or formulas give a meaning, and the beginnings of a list."""
+
+
+def markdown_text(text: str) -> str:
+    r"""Return a text without a meaning for Markdown.
+
+    >>> print(markdown_text("<b> @ann | `x`"))
+    \<b\> \@ann \| \`x\`
+    """
+    return _ACTIVE.sub(r"\\\1", plain(str(text)))
 
 
 def _acts(char: str) -> bool:

@@ -25,7 +25,14 @@ from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
 from leakaudit.results.wording import counted
 
-_COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "WARN": "yellow", "ERROR": "magenta"}
+_COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "INCONCLUSIVE": "yellow",
+    "WARN": "yellow",
+    "WAIVED": "yellow",
+    "ERROR": "magenta",
+}
 _STATES = {
     "text leaked": "bold red",
     "words leaked": "red",
@@ -95,6 +102,8 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
+    for waiver in verdict.waivers:
+        console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
 
 
 def _console(console: Console | None) -> Console:

@@ -58,12 +58,12 @@ def defenses_command(as_json: bool) -> None:
 
 
 @click.command(short_help="Print the JSON Schema of a file.")
-@click.argument("what", type=click.Choice(["results", "policy", "config", "verdict", "nightly", "night"]))
+@click.argument("what", type=click.Choice(["results", "policy", "waivers", "config", "verdict", "nightly", "night"]))
 @clear_errors
 def schema(what: str) -> None:
     """Print the JSON Schema of a file.
 
-    The files are results.json, a policy, an audit's configuration, verdict.json, the configuration of the nights and the record of one.
+    The files are results.json, a policy, a file of waivers, an audit's configuration, verdict.json, the configuration of the nights and the record of one.
     """
     from pydantic import BaseModel
 
@@ -71,6 +71,7 @@ def schema(what: str) -> None:
     from leakaudit.config.nightly import Nightly
     from leakaudit.gate.policy import Policy
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.gate.waivers import Waivers
     from leakaudit.history.record import NightRecord
     from leakaudit.results.schema import Results
 
@@ -79,6 +80,7 @@ def schema(what: str) -> None:
         "policy": Policy,
         "config": AuditConfig,
         "verdict": Verdict,
+        "waivers": Waivers,
         "nightly": Nightly,
         "night": NightRecord,
     }

@@ -9,6 +9,7 @@ __all__ = [
     "batches",
     "facts",
     "first_blocks_step",
+    "fused_head",
     "local_steps",
     "observation",
     "optimizer",

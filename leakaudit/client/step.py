@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.client.facts import IGNORED_LABEL, PublicFacts
+from leakaudit.client.facts import PublicFacts
+from leakaudit.client.fused_head import label_scores
 from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.output_gradients import gradients_by_row, send_back
@@ -30,6 +31,7 @@ from leakaudit.client.replay import (
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import SnapshotError
+from leakaudit.models.structure.trace import inputs_of
 from leakaudit.models.tensors import outputs_of
 
 NORM_FLOOR = 1e-6
@@ -232,9 +234,11 @@ class ClientStep:
     @contextmanager
     def _forward(self, batch: MicroBatch) -> Iterator[dict[str, Tensor]]:
         """Run the model as the client did and yield its outputs by path."""
-        with self._client_precision(batch):
+        head = _head_of(self.model)
+        with self._client_precision(batch), ExitStack() as stack:
+            read = [] if head is None else stack.enter_context(inputs_of(head))
             found = dict(outputs_of(self.model(**self._arguments(batch))))
-            found |= _scored_labels(found, batch)
+            found |= _scored_labels(found, batch, head, read)
             missing = [path for path in batch.output_gradients if path not in found or not found[path].requires_grad]
             if missing:
                 raise SnapshotError(
@@ -274,18 +278,30 @@ class ClientStep:
             yield take_gradients(parameters)
 
 
-def _scored_labels(outputs: Mapping[str, Tensor], batch: MicroBatch) -> dict[str, Tensor]:
+def _scored_labels(
+    outputs: Mapping[str, Tensor], batch: MicroBatch, head: nn.Module | None, read: Sequence[Tensor]
+) -> dict[str, Tensor]:
     """Return the labels' log-probabilities, if the client's loss came from them.
 
     A client with a fused head never makes logits: its model returns the log-probability of each next label, which the rebuilt model lacks.
     An output of the shape of next labels is taken for them. Where it is another one, the recomputed update does not match.
+
+    Args:
+        outputs: of the rebuilt model, by path.
+        batch: the micro-batch.
+        head: the model's output layer; None if it has none.
+        read: what the head read in this pass.
     """
     logits, labels = outputs.get("logits"), batch.labels
     if logits is None or labels is None or labels.dim() < 2 or logits.shape[:-1] != labels.shape:
         return {}
-    following = labels[:, 1:].to(logits.device)
-    paths = [path for path, g in batch.output_gradients.items() if path not in outputs and g.shape == following.shape]
-    if not paths:
-        return {}
-    scores = logits[:, :-1].float().log_softmax(-1).gather(-1, following.clamp(min=0)[..., None])[..., 0]  # (B, T - 1)
-    return {path: scores.masked_fill(following == IGNORED_LABEL, 0.0) for path in paths}
+    shape = labels[:, 1:].shape
+    paths = [path for path, g in batch.output_gradients.items() if path not in outputs and g.shape == shape]
+    return {path: label_scores(logits, labels, head, read[-1] if read else None) for path in paths}
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    """Return the output layer of a model; None if it names none."""
+    named = getattr(model, "get_output_embeddings", None)
+    found = named() if callable(named) else None
+    return found if isinstance(found, nn.Module) else None

@@ -16,5 +16,6 @@ __all__ = [
     "requirements",
     "rules",
     "verdict",
+    "waivers",
     "wording",
 ]

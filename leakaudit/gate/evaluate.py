@@ -28,6 +28,7 @@ from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
+from leakaudit.gate.waivers import Waivers, waived
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.consistency import CLOCK_SLACK, contradictions, lacking_steps, moment, unexplained_steps
@@ -39,7 +40,14 @@ _BADNESS = {status: rank for rank, status in enumerate(Status)}
 _SEVERITY = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 
 
-def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256: str | None = None) -> Verdict:
+def evaluate(
+    results: Results,
+    policy: Policy,
+    *,
+    now: datetime,
+    results_sha256: str | None = None,
+    waivers: Waivers | None = None,
+) -> Verdict:
     """Apply `policy` to `results`.
 
     A positive control that fails, or any other gap in the evidence, keeps every rule from passing. It does not change a FAIL: a
@@ -51,6 +59,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         policy: the rules.
         now: the time of judgement, with time zone.
         results_sha256: digest of the file that `results` were read from; the verdict records it.
+        waivers: exceptions; None for none.
 
     Returns:
         The verdict; ERROR if the results contradict themselves.
@@ -61,7 +70,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
-    rules = judge_rules(results, policy, SHIPPED, gaps)
+    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
     overall, deciding = _overall(rules)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
@@ -71,6 +80,7 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         exit_code=overall.exit_code,
         sentence=" ".join(
             [
+                *_waived_first(rules),
                 deciding.sentence,
                 *_also_came_back(back, deciding, shipped_column(results)),
                 *deciding.reasons,
@@ -88,8 +98,19 @@ def evaluate(results: Results, policy: Policy, *, now: datetime, results_sha256:
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
         alternatives=tuple(_alternatives(results, policy, gaps)),
+        waivers=said,
+        waivers_digest="" if waivers is None else waivers.digest,
         problems=(),
     )
+
+
+def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:
+    """Return a sentence on the waived rules, with which the verdict begins."""
+    names = [rule.id for rule in rules if rule.waived]
+    if not names:
+        return []
+    verb = "fails and is" if len(names) == 1 else "fail and are"
+    return [f"{', '.join(names)} {verb} waived."]
 
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
@@ -186,10 +207,13 @@ def _interruption(results: Results) -> list[str]:
 def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
     """Return the verdict and the rule that decides it.
 
-    That is the rule at level error with the worst status. If several have it, the most severe one decides.
+    That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. Where all are
+    waived, nothing is left that could fail.
     """
-    deciding = min((rule for rule in rules if rule.level == "error"), key=_order)
-    return deciding.status, deciding
+    binding = [rule for rule in rules if rule.level == "error"]
+    left = [rule for rule in binding if not rule.waived]
+    deciding = min(left or binding, key=_order)
+    return (deciding.status if left else Status.PASS), deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
@@ -197,7 +221,7 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
 
     Equal rules keep the order of the policy.
     """
-    return rule.level != "error", -_BADNESS[rule.status], _SEVERITY[rule.severity]
+    return rule.level != "error" or bool(rule.waived), -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
 def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alternative]:

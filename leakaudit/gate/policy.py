@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
 from leakaudit.plugins import names as plugin_names
 from leakaudit.results.lengths import STARTS
@@ -353,6 +354,23 @@ def default_policy() -> Policy:
             Rule(id="label-counts", severity="medium", level="warn", event="label_counts", max_rate=0.20),
         ),
     )
+
+
+def rule_lines(path: Path) -> dict[str, int]:
+    """Return rule id -> line in a policy's file, counted from 1.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    document = Document(str(path))
+    node = compose(read_text(path), str(path))
+    data = None if node is None else document.build(node, (), 0)
+    rules = data.get("rules", []) if isinstance(data, dict) else []
+    return {
+        str(rule["id"]): document.lines[("rules", number)]
+        for number, rule in enumerate(rules)
+        if isinstance(rule, dict) and "id" in rule
+    }
 
 
 def round_policy() -> Policy:

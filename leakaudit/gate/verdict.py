@@ -96,10 +96,17 @@ class RuleVerdict(_Verdict):
     sentence: str
     """What was observed and what the policy allows, in numbers."""
     worst: Worst | None
+    waived: str = ""
+    """Until when, by whom and why the rule may fail, if a waiver says so; it then has no part in the verdict."""
 
     @property
     def word(self) -> str:
-        """The status that outputs show: `WARN` for a rule at level warn that fails."""
+        """The status that outputs show.
+
+        `WARN` for a rule at level warn that fails, `WAIVED` for one that a waiver lets fail.
+        """
+        if self.waived:
+            return "WAIVED"
         return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
 
 
@@ -114,6 +121,23 @@ class ControlVerdict(_Verdict):
     state: Literal["ok", "not run", "failed", "unproven"]
     k: int
     n: int
+    sentence: str
+
+
+class WaiverVerdict(_Verdict):
+    """What became of one waiver."""
+
+    id: str
+    rule: str
+    owner: str
+    reason: str
+    ticket: str = ""
+    expires: str
+    """Last day, as an ISO date."""
+    state: Literal[
+        "applies", "expired", "not yet", "unused", "no such rule", "critical", "undecided", "over its ceiling"
+    ]
+    """Only with `applies` its rule has no part in the verdict."""
     sentence: str
 
 
@@ -178,8 +202,24 @@ class Verdict(_Verdict):
     """Rules at level error first; within a level the worst first."""
     controls: tuple[ControlVerdict, ...]
     alternatives: tuple[Alternative, ...]
+    waivers: tuple[WaiverVerdict, ...] = ()
+    """What became of each waiver that was given."""
+    waivers_digest: str = ""
+    """Digest of the file of waivers; empty without one."""
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
+    allowed: bool = False
+    """Whether the caller accepts that nothing is decided (`--allow inconclusive`); the verdict itself stays INCONCLUSIVE."""
+
+    def allowing_inconclusive(self) -> Verdict:
+        """Return this verdict for a caller that accepts an undecided one.
+
+        Only missing evidence is accepted: where texts came back, or where anything else than INCONCLUSIVE was found, nothing changes.
+        """
+        if self.verdict is not Status.INCONCLUSIVE or self.texts_back:
+            return self
+        sentence = f"{self.sentence} The caller allows an undecided verdict."
+        return self.model_copy(update={"allowed": True, "exit_code": ExitCode.PASS, "sentence": sentence})
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def _described(name: str, layer: nn.Module, made: nn.Module, types: list[torch.d
     transposed = not isinstance(made, nn.Linear)
     shape = (int(weight.shape[0]), int(weight.shape[1]))
     tensors = [*layer.named_parameters(recurse=True), *layer.named_buffers(recurse=True)]
-    if any(p.requires_grad for p in layer.parameters()):
+    if any(p.requires_grad for own, p in layer.named_parameters() if own != "bias"):  # a bias stands beside the matrix
         raise ModelError(f"{name!r} stores packed numbers and is trained; train adapters on it instead")
     packed = frozenset(f"{name}.{own}" for own, _ in tensors if own != "bias")
     if not all(is_installed(kind) for kind in type(layer).__mro__):

@@ -30,7 +30,10 @@ import textwrap
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from leakaudit.audit.canaries import CANARIES
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Results
 from tests.benchmarks.one_paste import built_wheel
@@ -38,6 +41,12 @@ from tests.support.one_paste import PROGRAMS, ROOT
 
 LIMIT_SECONDS = 900
 """Most seconds that one example may take."""
+AGGREGATED = "Finished FedAvg."
+"""What NVFlare's server says at the end of a job whose rounds arrived."""
+VOCABULARY = 4000
+"""Words of the small models for NVFlare's examples; the data have about 100."""
+TEMPLATE = "### Instruction: Generate Output according to the information and question given by Input. ### Input: ### Response:"
+"""What `llm_hf` writes around a text."""
 STAND_INS = ROOT / "tests" / "support" / "flower_clients"
 """What stands in for Flower's packages of data sets, and the program that gives a client its message."""
 FATE_JOB = ROOT / "tests" / "support" / "fate_client" / "one_job.py"
@@ -98,6 +107,58 @@ class Client:
     sites: tuple[str, ...] = field(default=("site-1",))
     pictures: bool = False
     """Whether its model reads pictures as well."""
+    added: tuple[tuple[str, str], ...] = ()
+    """Name and text of each file that its user adds."""
+
+    @property
+    def lines(self) -> str:
+        """Return how many lines its user adds to its code, and in files."""
+        files = sum(len([line for line in text.splitlines() if line.strip()]) for _, text in self.added)
+        return f"{sum(change.added for change in self.changes)}{f' + {files} in files' if files else ''}"
+
+
+NOISE = """import numpy
+import torch
+from nvflare.apis.dxo_filter import DXOFilter
+
+
+class Noise(DXOFilter):
+    def __init__(self):
+        super().__init__(["WEIGHTS"], ["WEIGHTS"])
+
+    def process_dxo(self, dxo, shareable, fl_ctx):
+        random = numpy.random.default_rng()
+        for name, sent in dxo.data.items():
+            noise = random.normal(0.0, 0.01, tuple(sent.shape))
+            both = sent + torch.from_numpy(noise) if isinstance(sent, torch.Tensor) else sent + noise
+            dxo.data[name] = both.to(sent.dtype) if isinstance(sent, torch.Tensor) else both.astype(sent.dtype)
+        return dxo
+"""
+"""A filter that a client may have: it adds noise to the weights that it sends."""
+POLICY = """schema: leakaudit.policy/1
+name: words of one round
+evidence: {min_steps: 1}
+rules:
+  - {id: not-all-words, severity: high, event: all_words, max_count: 0}
+  - {id: not-most-words, severity: high, event: most_words, max_count: 0}
+"""
+"""A user's policy that is about words only."""
+NOISY_CALLBACK = CALLBACK.replace(
+    "{audits!r}", '{audits!r}, shipped_defense="clip-difference(norm=1000000.0, sigma=0.01)"'
+)
+NOISY_FILTER = """    from noise import Noise
+    recipe.add_client_output_filter(Noise(), tasks=["train"])
+""" + FILTER.replace("{audits!r}", '{audits!r}, policy="{work}/app/policy.yaml"')
+
+
+def _with_noise(client: Client) -> Client:
+    """Return a client that adds noise to what it sends, and declares it."""
+    changes = [
+        replace(change, after=change.after.replace(CALLBACK, NOISY_CALLBACK).replace(FILTER, NOISY_FILTER))
+        for change in client.changes
+    ]
+    added = (("noise.py", NOISE), ("policy.yaml", POLICY))
+    return replace(client, name=f"{client.name}, noise", changes=tuple(changes), added=added)
 
 
 def _llm(mode: str) -> Client:
@@ -341,6 +402,7 @@ CLIENTS = (
         ),
     ),
     _llm("SFT"),
+    _with_noise(_llm("SFT")),
     _llm("PEFT"),
     Client(
         "NVFlare medgemma",
@@ -392,6 +454,27 @@ def without_floor(python: Path, package: str) -> None:
     )
 
 
+def tokenizer_of_words() -> Any:
+    """Return a tokenizer of whole words, as many as `VOCABULARY`.
+
+    It knows the words of the data, of `llm_hf`'s template and of the audit's canaries, as a published one does. The others occur nowhere.
+    """
+    import small
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    used = {word for text in (*small.TEXTS, *CANARIES, TEMPLATE) for word in re.findall(r"\w+|[^\w\s]+", text)}
+    first = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted(used)]
+    others = [f"other{number}" for number in range(VOCABULARY - len(first))]
+    made = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate([*first, *others])}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", eos_token="[SEP]", model_max_length=256
+    )
+
+
 def prepare(work: Path, *, pictures: bool) -> None:
     """Write a small model and invented data, in the forms that the examples read."""
     sys.path.insert(0, str(PROGRAMS))
@@ -402,11 +485,12 @@ def prepare(work: Path, *, pictures: bool) -> None:
         picture_language_model.pictures(work / "pictures", work / "data" / "site-1")
         return
     import small
-    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
     set_seed(5)
-    config = Qwen2Config(
-        vocab_size=len(small.tokenizer()),
+    words = tokenizer_of_words()
+    config = LlamaConfig(
+        vocab_size=len(words),
         hidden_size=48,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -414,8 +498,11 @@ def prepare(work: Path, *, pictures: bool) -> None:
         num_key_value_heads=4,
         max_position_embeddings=256,
     )
-    Qwen2ForCausalLM(config).save_pretrained(work / "model")
-    small.tokenizer().save_pretrained(work / "model")
+    LlamaForCausalLM(config).save_pretrained(work / "model")
+    words.save_pretrained(work / "model")
+    loaded = AutoTokenizer.from_pretrained(work / "model", trust_remote_code=False, local_files_only=True)
+    if loaded.tokenize(small.TEXTS[0]) != small.TEXTS[0].split():
+        raise RuntimeError("transformers loads another tokenizer than the one that was saved")
     home = work / "data" / "site-1"
     home.mkdir(parents=True)
     for name in ("train", "valid", "training", "validation"):
@@ -436,6 +523,8 @@ def copied(client: Client | FlowerClient, source: Path, work: Path) -> Path:
     """
     app = work / "app"
     shutil.copytree(source, app)
+    for name, text in client.added if isinstance(client, Client) else ():
+        (app / name).write_text(text, encoding="utf-8")
     for change in client.changes:
         path = app / change.file
         text = path.read_text(encoding="utf-8")
@@ -464,8 +553,18 @@ def ran(command: list[str], folder: Path, **environ: str) -> subprocess.Complete
 
 
 def events_of(results: Results) -> str:
-    """Return the events of all attempts, in words."""
-    return ", ".join(sorted({event for attempt in results.attempts for event in attempt.events}) or ["none"])
+    """Return the events of all attempts, in words.
+
+    Those on what was sent stand apart, if a defence changed it.
+    """
+    made, sent = (
+        ", ".join(
+            sorted({event for one in results.attempts for event in one.events if (one.defense == AS_SENT) is own})
+        )
+        or "none"
+        for own in (False, True)
+    )
+    return f"{made}; as sent: {sent}" if any(one.defense == AS_SENT for one in results.attempts) else made
 
 
 def stamps_of(results: Results) -> str:
@@ -587,17 +686,15 @@ def run(client: Client, source: Path, python: Path, work: Path) -> str:
     begin = time.perf_counter()
     done = ran([str(python), "job.py", *(one.replace("{work}", str(work)) for one in client.arguments)], app)
     seconds = time.perf_counter() - begin
-    said = re.findall(
-        r"leakaudit: (the transmission is blocked|round \d+ may be sent): (\w+)", done.stdout + done.stderr
-    )
-    if not said:
-        raise RuntimeError(f"{client.name}: the filter said nothing:\n{(done.stdout + done.stderr)[-3000:]}")
+    output = done.stdout + done.stderr
+    said = re.findall(r"leakaudit: (?:the transmission is (blocked): (\w+)|round \d+ may be (sent))", output)
+    if not said or (said[0][2] and (done.returncode or AGGREGATED not in output)):
+        raise RuntimeError(f"{client.name}: the filter said nothing, or the job did not end:\n{output[-3000:]}")
     results = load_results(work / "audits" / client.sites[0])
     stamps, events = stamps_of(results), events_of(results)
-    lines = sum(change.added for change in client.changes)
-    sent, verdict = said[0]
-    what = "blocked" if "blocked" in sent else "sent"
-    return f"| {client.name} | {lines} | {stamps} | {events} | {what} | {verdict} | {seconds:.0f} |"
+    blocked, verdict, _ = said[0]
+    what = blocked or "sent"  # the filter sends a round whose verdict is PASS, and no other one
+    return f"| {client.name} | {client.lines} | {stamps} | {events} | {what} | {verdict or 'PASS'} | {seconds:.0f} |"
 
 
 def main() -> None:

@@ -583,6 +583,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         "run",
         "report",
         "gate",
+        "export",
         "doctor",
         "attacks",
         "defenses",

@@ -107,6 +107,58 @@ class EightBits(torch.optim.Optimizer):
         return now
 
 
+class Paged(torch.optim.Optimizer):
+    """AdamW whose moments are pages of one flat memory, as in bitsandbytes."""
+
+    is_paged = True
+
+    def __init__(self, parameters: Any, lr: float = 1e-3, decay: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": decay})
+        self.memory: dict[Any, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    pages = self.memory.setdefault(p, torch.zeros(2, p.numel()))
+                    self.state[p]["state1"], self.state[p]["state2"] = pages
+                    pages[0].lerp_(p.grad.flatten(), 0.1)
+                    pages[1].lerp_(p.grad.flatten().square(), 0.01)
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.sub_(group["lr"] * (pages[0] / (pages[1].sqrt() + 1e-8)).view_as(p))
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """AdamW without a schedule (Defazio et al. 2024): it divides gradients in place.
+
+    Between steps the weights lie between a fast iterate and an average; `train` and `eval` choose which.
+    """
+
+    def __init__(self, parameters: Any, lr: float = 1e-3, beta: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    def train(self) -> None:
+        """Note that the weights are those of training; the average is the same at first."""
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            share, beta, lr = 1 / group["k"], group["beta"], group["lr"]
+            for p in group["params"]:
+                if p.grad is not None:
+                    fast = self.state[p].setdefault("z", p.clone())
+                    squares = self.state[p].setdefault("exp_avg_sq", torch.zeros_like(p))
+                    squares.lerp_(p.grad.square(), 0.001)
+                    p.grad.div_((squares / (1 - 0.999 ** group["k"])).sqrt().add_(1e-8))
+                    p.lerp_(fast, share)
+                    p.add_(p.grad, alpha=lr * (beta * (1 - share) - 1))
+                    fast.sub_(p.grad, alpha=lr)
+
+
 class Private(torch.optim.Optimizer):
     """Clips and noises the gradients inside its step."""
 

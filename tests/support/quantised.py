@@ -38,10 +38,39 @@ class FourBits(nn.Linear):
         levels = torch.stack([bytes_ // 16, bytes_ % 16], dim=1).flatten().float() - 8
         return (levels * self.quant_state.scale).view(self.quant_state.shape)
 
+    W_q = property(lambda self: self.weight)
+    """peft asks layers with this name for `dequantize()`, as it asks those of HQQ."""
+
+    def dequantize(self) -> Tensor:
+        """Return the same matrix under the name that peft calls."""
+        return self.dequantise()
+
     def forward(self, x: Tensor) -> Tensor:
         given = x.to(self.compute)
         bias = None if self.bias is None else self.bias.to(self.compute)
         return nn.functional.linear(given, self.dequantise().to(self.compute), bias).to(x.dtype)
+
+
+class EightBits(nn.Linear):
+    """One number a byte with a scale for each row, as the int8 layers of bitsandbytes."""
+
+    def __init__(self, of: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = of.in_features, of.out_features
+        matrix = of.weight.detach().float()
+        self.scales = matrix.abs().amax(dim=1, keepdim=True) / 127
+        self.weight = nn.Parameter((matrix / self.scales).round().to(torch.int8), requires_grad=False)
+        self.bias = None if of.bias is None else nn.Parameter(of.bias.detach().clone(), requires_grad=False)
+
+    W_q = property(lambda self: self.weight)
+    """peft asks layers with this name for `dequantize()`, as it asks those of HQQ."""
+
+    def dequantize(self) -> Tensor:
+        """Return the matrix (out, in) in float32."""
+        return self.weight.float() * self.scales
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.dequantize().to(x.dtype), self.bias)
 
 
 class InBuffers(nn.Module):

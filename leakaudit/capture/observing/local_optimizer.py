@@ -235,6 +235,8 @@ class LocalOptimizer:
                 groups.append((mine, options_of(optimizer, group)))
                 rates.append(rate_of(optimizer, group))
         self.groups = self.groups or groups
+        if self.algorithm == UNKNOWN:  # schedule-free ones count their steps in an option
+            self.groups, groups = _steady(self.groups, groups), _steady(groups, self.groups)
         if groups != self.groups:
             raise SnapshotError(
                 f"{_changed_option(self.groups, groups)} of its optimizer changed between its local steps"
@@ -267,6 +269,25 @@ class LocalOptimizer:
         names = ("momentum", "weight_decay", "nesterov", "maximize", "fused")
         options = [options.get(name) for _, options in self.groups for name in names]
         return self.algorithm == "SGD" and not any(options) and len({rate for step in self.rates for rate in step}) == 1
+
+
+def _steady(
+    groups: Sequence[tuple[tuple[str, ...], dict[str, Option]]],
+    others: Sequence[tuple[tuple[str, ...], dict[str, Option]]],
+) -> list[tuple[tuple[str, ...], dict[str, Option]]]:
+    """Return groups without the options that differ from those of another local step.
+
+    The weight decay stays: attacks on rows ask for it.
+    """
+    if len(groups) != len(others):
+        return list(groups)
+    return [
+        (
+            names,
+            {n: value for n, value in mine.items() if n == "weight_decay" or (n in other and other[n] == value)},
+        )
+        for (names, mine), (_, other) in zip(groups, others, strict=True)
+    ]
 
 
 def _changed_option(

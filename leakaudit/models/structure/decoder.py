@@ -111,11 +111,13 @@ def find_tail(model: nn.Module) -> Tail:
         AnatomyError: the logits are not the plain output of one linear layer on every token, or attention follows the layer.
     """
     ids = probe_ids(model)
-    linear = [
-        call
-        for call in trace_tokens(model)
-        if is_linear(call) and call.made.dim() == 3 and call.made.shape[1] == ids.shape[1]
-    ]
+    linear = _without_shells(
+        [
+            call
+            for call in trace_tokens(model)
+            if is_linear(call) and call.made.dim() == 3 and call.made.shape[1] == ids.shape[1]
+        ]
+    )
     if len(linear) < 2:
         raise AnatomyError(
             f"{type(model).__name__}: looked for a layer and a head that work on every token, found {len(linear)}"
@@ -124,6 +126,18 @@ def find_tail(model: nn.Module) -> Tail:
     _check_plain_logits(model, ids, head)
     _check_no_attention_between(model, ids, layer, head)
     return Tail(projection_of(model, layer), head.name)
+
+
+def _without_shells(calls: list[Call]) -> list[Call]:
+    """Leave out modules that only pass on what a layer inside returned.
+
+    peft puts one around a head that it trains as a whole.
+    """
+    return [
+        call
+        for call in calls
+        if not any(inner.name.startswith(f"{call.name}.") and inner.made is call.made for inner in calls)
+    ]
 
 
 def _check_plain_logits(model: nn.Module, ids: Tensor, head: Call) -> None:

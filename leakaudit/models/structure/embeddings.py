@@ -29,12 +29,16 @@ def output_embedding(model: nn.Module) -> str | None:
 def require_word_embedding(model: nn.Module) -> str:
     """Return the parameter name of the word embedding.
 
+    peft puts a wrapper around a table that it trains. The name is that of the table inside: the trained copy of one that is trained as a
+    whole, and the frozen one beside trained rows or adapters.
+
     Raises:
-        AnatomyError: `get_input_embeddings()` returns no `nn.Embedding`.
+        AnatomyError: `get_input_embeddings()` returns no `nn.Embedding`, and no wrapper of one.
     """
-    table = _table_from(model, "get_input_embeddings")
-    if not isinstance(table, nn.Embedding):
-        raise _no_token_table(model, table)
+    found = _table_from(model, "get_input_embeddings")
+    table = _table_inside(found)
+    if table is None:
+        raise _no_token_table(model, found)
     return next(name for name, parameter in model.named_parameters() if parameter is table.weight)
 
 
@@ -76,6 +80,20 @@ def _parameter_of(model: nn.Module, getter: str) -> str | None:
 def _table_from(model: nn.Module, getter: str) -> Any:
     find: Any = getattr(model, getter, None)
     return find() if callable(find) else None
+
+
+def _table_inside(found: Any) -> nn.Embedding | None:
+    """Return a table, or the one whose weight a wrapper shows as its own.
+
+    A wrapper that computes its weight anew has one table inside.
+    """
+    if isinstance(found, nn.Embedding):
+        return found
+    if not isinstance(found, nn.Module):
+        return None
+    inside = [module for module in found.modules() if isinstance(module, nn.Embedding)]
+    shown = [table for table in inside if table.weight is getattr(found, "weight", None)]
+    return next(iter(shown or (inside if len(inside) == 1 else [])), None)
 
 
 def _no_token_table(model: nn.Module, found: Any) -> AnatomyError:

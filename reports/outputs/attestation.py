@@ -1,0 +1,101 @@
+"""An in-toto Statement: what the gate found, bound to the artefacts of a release.
+
+Statement v1 with the predicate test-result v0.1 of the in-toto Attestation Framework. It is unsigned: `cosign attest-blob` and the attestation
+stores of CI systems sign it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.outputs.artifacts import Artifact
+from leakaudit.reports.wording import meaning
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+"""Type of the statement."""
+
+PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+"""Type of the predicate."""
+
+UNDECIDED = "inconclusive:"
+"""Prefix of the name of a rule that was not decided. The predicate has no word for it, so such a rule is among the failed tests."""
+
+
+def attestation(verdict: Verdict, artifacts: Sequence[Artifact]) -> str:
+    """Return an unsigned in-toto Statement with the verdict on `artifacts`.
+
+    `result` is PASSED, WARNED (a rule at level warn, or a waived one, does not pass) or FAILED. A verdict that is INCONCLUSIVE or ERROR is FAILED,
+    also where the caller allows an undecided one: a statement outlives the call.
+
+    Raises:
+        ValueError: no artefact is given; a statement without a subject says nothing.
+    """
+    if not artifacts:
+        raise ValueError("an attestation is about artefacts, and none is given")
+    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS]
+    predicate = {
+        "result": _result(verdict),
+        "configuration": _configuration(verdict),
+        "passedTests": [rule.id for rule in verdict.rules if rule.status is Status.PASS],
+        "warnedTests": [_name(rule) for rule in open_rules if not _binds(rule)],
+        "failedTests": _failed(verdict),
+    }
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": plain(one.name), "digest": {"sha256": one.sha256}} for one in artifacts],
+        "predicateType": PREDICATE,
+        "predicate": predicate,
+    }
+    return json.dumps(statement, indent=1) + "\n"
+
+
+def _result(verdict: Verdict) -> str:
+    if verdict.verdict is not Status.PASS:
+        return "FAILED"
+    return "WARNED" if any(rule.status is not Status.PASS for rule in verdict.rules) else "PASSED"
+
+
+def _binds(rule: RuleVerdict) -> bool:
+    """Return whether a rule has a part in the verdict."""
+    return rule.level != "warn" and not rule.waived
+
+
+def _name(rule: RuleVerdict) -> str:
+    return rule.id if rule.status in (Status.PASS, Status.FAIL) else UNDECIDED + rule.id
+
+
+def _failed(verdict: Verdict) -> list[str]:
+    found = [_name(rule) for rule in verdict.rules if _binds(rule) and rule.status is not Status.PASS]
+    if verdict.problems or (not found and verdict.verdict is not Status.PASS):
+        found.append(UNDECIDED + "leakaudit/evidence")  # no rule of a policy has a slash in its id
+    return found
+
+
+def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
+    """Return descriptors of the policy and of the results."""
+    found: list[dict[str, Any]] = [
+        {
+            "name": "policy",
+            "digest": {"sha256": verdict.policy_digest.rpartition(":")[2]},
+            "annotations": {
+                "name": plain(verdict.policy),
+                "digestOf": "content with its defaults, as `verdict.json` has it",
+            },
+        }
+    ]
+    if verdict.results_sha256:
+        said = {
+            "run": plain(verdict.run),
+            "contentDigest": verdict.results_digest or "",
+            "verdict": verdict.verdict.value,
+            "meaning": meaning(verdict),
+            "evaluatedAt": verdict.evaluated_at,
+            "validUntil": verdict.valid_until or "",
+        }
+        digest = verdict.results_sha256.rpartition(":")[2]
+        found.append({"name": "results.json", "digest": {"sha256": digest}, "annotations": said})
+    return found

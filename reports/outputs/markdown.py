@@ -1,0 +1,107 @@
+"""Markdown: one screen for a step's summary, a merge request and a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.wording import number, percent
+from leakaudit.reports.escaping import markdown_text
+from leakaudit.reports.wording import age_in_words, confidence_level, date_and_time, meaning, rule_bounds, short_digest
+from leakaudit.results.wording import counted
+
+MOST_BYTES = 60_000
+"""Most bytes of a summary. GitHub drops a summary of more than 1 MiB as a whole and comments of more than 65,536 characters; our choice leaves
+room for the lines around it."""
+
+NEXT = {
+    Status.PASS: "Ship with this verdict, and audit the next release anew: a pass is about these updates and these attacks.",
+    Status.FAIL: "Do not ship. Look at the report for what came back, and try a defence that passes.",
+    Status.INCONCLUSIVE: "Do not ship on this. Audit more steps or mend what the reasons below name, and judge again.",
+    Status.ERROR: "Nothing was judged. Mend the problem below, and judge again.",
+}
+"""What to do next."""
+
+ALLOWED = (
+    "Nothing is decided, and the caller allows that. Audit more steps: this is no evidence that the updates are safe."
+)
+"""What to do next where an undecided verdict is accepted."""
+
+
+def summary(verdict: Verdict) -> str:
+    """Return a verdict as Markdown of at most `MOST_BYTES`.
+
+    First what was found and what to do, then a table of the rules, the reasons, and what the audit does not show.
+    """
+    head = [
+        f"### leakaudit: {verdict.verdict} (exit {verdict.exit_code}), {markdown_text(verdict.policy)}",
+        "",
+        f"**{markdown_text(meaning(verdict))}**",
+        markdown_text(verdict.sentence),
+        "",
+        f"**Next:** {ALLOWED if verdict.allowed else NEXT[verdict.verdict]}",
+        "",
+    ]
+    table = [
+        f"| Rule | Verdict | Seen | Bounds ({confidence_level(verdict)}) | Limit |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    rows = [_row(rule) for rule in verdict.rules]
+    foot = _foot(verdict)
+    kept = _that_fit(rows, MOST_BYTES - _size([*head, *table, *foot]) - 100)
+    more = [f"and {counted(len(rows) - len(kept), 'more rule')}"] if len(kept) < len(rows) else []
+    shown = [*table, *kept, *more, ""] if rows else []
+    return "\n".join([*head, *shown, *foot]) + "\n"
+
+
+def _row(rule: RuleVerdict) -> str:
+    cells = (f"{rule.id} ({rule.severity})", rule.word, _seen(rule), rule_bounds(rule), _limit(rule))
+    return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
+
+
+def _seen(rule: RuleVerdict) -> str:
+    if rule.k is not None:
+        return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
+    return f"{rule.subject} {number(rule.observed)}" if rule.observed is not None else "no evidence"
+
+
+def _limit(rule: RuleVerdict) -> str:
+    if rule.kind == "max_count":
+        return "none" if rule.threshold == 0 else f"{rule.threshold:g}"
+    return percent(rule.threshold) if rule.kind == "max_rate" else number(rule.threshold)
+
+
+def _foot(verdict: Verdict) -> list[str]:
+    """Return the lines below the table."""
+    open_rules = [rule for rule in verdict.rules if rule.status is not Status.PASS and not rule.waived]
+    reasons = dict.fromkeys(reason for rule in open_rules for reason in rule.reasons)
+    said = [*verdict.problems, *list(reasons)[:5], *[waiver.sentence for waiver in verdict.waivers]]
+    lines = [f"- {markdown_text(reason)[:1000]}" for reason in said[:20]]
+    if lines:
+        lines.append("")
+    passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
+    if passing and verdict.verdict is not Status.PASS:
+        lines += [f"Passes in this audit: {markdown_text(', '.join(passing[:5]))}.", ""]
+    age = "" if verdict.evidence_age_s is None else f" Evidence of {age_in_words(verdict.evidence_age_s)} ago"
+    until = f", valid until {markdown_text(date_and_time(verdict.valid_until))}" if verdict.valid_until else ""
+    digest = short_digest(verdict.results_digest or verdict.results_sha256 or "") or "none"
+    return [
+        *lines,
+        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`.",
+        "Not shown by an audit: other attacks, servers that choose weights, sums over clients, the released model itself. No training text is in this summary.",
+    ]
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _that_fit(rows: Sequence[str], room: int) -> list[str]:
+    """Return the first rows that take at most `room` bytes."""
+    kept: list[str] = []
+    for row in rows:
+        room -= len(row.encode()) + 1
+        if room < 0:
+            break
+        kept.append(row)
+    return kept
