@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +27,13 @@ def fsdp_on_cpu() -> Iterator[None]:
             self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
             accelerate_state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
+    settings = dict(os.environ)  # in which the plugin tells every later training to shard too
     kind._reset_state(True)
     kind.__init__ = begin
     try:
         yield
     finally:
         kind.__init__ = real
+        os.environ.clear()
+        os.environ.update(settings)
         kind._reset_state(True)

@@ -148,7 +148,12 @@ TOGETHER = {
         "plain torch": "ddp",
     },
     "DDP, one process's own share": {"plain torch": "local"},
-    "FSDP2, two processes": {"plain torch": "fsdp2"},
+    "FSDP2, two processes": {"Trainer": "trainer-fsdp2", "Accelerate": "accelerate-fsdp2", "plain torch": "fsdp2"},
+    "FSDP2, two micro-batches a step": {
+        "Trainer": "trainer-fsdp2",
+        "Accelerate": "accelerate-fsdp2",
+        "plain torch": "fsdp2-windows",
+    },
 }
 """Row -> stack -> name of the run in `two_processes.py`."""
 
