@@ -31,17 +31,18 @@ FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
 # ---------------------------------------------------------------------- the trainer
 
 
-def refuse_strategy(name: str, *, fsdp2: bool) -> None:
+def refuse_strategy(name: str, *, fsdp2: bool, stage: int | None = None) -> None:
     """Refuse the ways of distributing a model whose update no hook sees.
 
     Args:
         name: of the strategy, as the framework calls it.
         fsdp2: whether it is FSDP2, which keeps parameters as they are.
+        stage: of DeepSpeed's ZeRO; None where it is not known.
 
     Raises:
         SnapshotError: names the strategy and what to use instead.
     """
-    reason = strategy_refusal(name, fsdp2=fsdp2)
+    reason = strategy_refusal(name, fsdp2=fsdp2, stage=stage)
     if reason:
         raise SnapshotError(reason)
 
@@ -56,7 +57,11 @@ def refuse_accelerate(found: Any) -> None:
         SnapshotError: names the strategy and what to use instead.
     """
     kind = getattr(found, "distributed_type", "")
-    refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(found, "is_fsdp2", False)))
+    kind, fsdp2 = str(getattr(kind, "value", kind)), bool(getattr(found, "is_fsdp2", False))
+    if "DEEPSPEED" in kind:  # elsewhere it has no plugin, and asking for one may fail
+        plugin = getattr(getattr(found, "state", found), "deepspeed_plugin", None)
+        refuse_strategy(kind, fsdp2=fsdp2, stage=getattr(plugin, "zero_stage", None))
+    refuse_strategy(kind, fsdp2=fsdp2)
 
 
 def refuse_wrapper(model: nn.Module) -> None:
