@@ -33,7 +33,6 @@ from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_stra
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
-from leakaudit.preflight.strategies import zero_stage
 
 
 class Event(NamedTuple):
@@ -168,7 +167,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def _refuse(self) -> None:
         args, accelerator = self._event.args, getattr(self._trainer, "accelerator", None)
         if getattr(args, "deepspeed", None):
-            refuse_strategy("DEEPSPEED", fsdp2=False, stage=zero_stage(args.deepspeed))
+            refuse_strategy("DEEPSPEED", fsdp2=False, config=args.deepspeed)
         refuse_accelerate(accelerator)
         if getattr(args, "fsdp", None):
             refuse_strategy("FSDP", fsdp2=bool(getattr(accelerator, "is_fsdp2", False)))

@@ -31,7 +31,6 @@ from leakaudit.capture.observing.optimizers import base_optimizers
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
 from leakaudit.capture.step_counter import StepCounter
-from leakaudit.preflight.strategies import zero_stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -140,8 +139,8 @@ class LeakAuditCallback(Adapter, Callback):
 
     def _refuse(self) -> None:
         strategy = type(self._trainer.strategy).__name__
-        stage = zero_stage(getattr(self._trainer.strategy, "config", None))
-        refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy", stage=stage)
+        config = getattr(self._trainer.strategy, "config", None)
+        refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy", config=config)
 
     def _versions(self) -> Mapping[str, str]:
         return {"torch": torch.__version__, "lightning": _version()}

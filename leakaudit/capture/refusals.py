@@ -22,7 +22,7 @@ from leakaudit.models.recipe import can_rebuild
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.parts import OF_AUDIT, too_old
 from leakaudit.plugins.names import registered_names
-from leakaudit.preflight.strategies import strategy_refusal
+from leakaudit.preflight.strategies import strategy_refusal, zero_stage
 from leakaudit.registry import attacks, defenses
 
 FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
@@ -31,18 +31,18 @@ FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
 # ---------------------------------------------------------------------- the trainer
 
 
-def refuse_strategy(name: str, *, fsdp2: bool, stage: int | None = None) -> None:
+def refuse_strategy(name: str, *, fsdp2: bool, config: Any = None) -> None:
     """Refuse the ways of distributing a model whose update no hook sees.
 
     Args:
         name: of the strategy, as the framework calls it.
         fsdp2: whether it is FSDP2, which keeps parameters as they are.
-        stage: of DeepSpeed's ZeRO; None where it is not known.
+        config: of DeepSpeed, which names the stage of ZeRO; anything else where it is not known.
 
     Raises:
         SnapshotError: names the strategy and what to use instead.
     """
-    reason = strategy_refusal(name, fsdp2=fsdp2, stage=stage)
+    reason = strategy_refusal(name, fsdp2=fsdp2, stage=zero_stage(config))
     if reason:
         raise SnapshotError(reason)
 
@@ -60,7 +60,7 @@ def refuse_accelerate(found: Any) -> None:
     kind, fsdp2 = str(getattr(kind, "value", kind)), bool(getattr(found, "is_fsdp2", False))
     if "DEEPSPEED" in kind:  # elsewhere it has no plugin, and asking for one may fail
         plugin = getattr(getattr(found, "state", found), "deepspeed_plugin", None)
-        refuse_strategy(kind, fsdp2=fsdp2, stage=getattr(plugin, "zero_stage", None))
+        refuse_strategy(kind, fsdp2=fsdp2, config={"zero_optimization": {"stage": getattr(plugin, "zero_stage", None)}})
     refuse_strategy(kind, fsdp2=fsdp2)
 
 

@@ -122,7 +122,7 @@ def fsdp1() -> str:
     everybody: list[Any] = [None, None]
     dist.all_gather_object(everybody, parts)
     whole = {n: torch.cat([g[n].reshape(-1) for g in everybody if g[n] is not None]).reshape(shapes[n]) for n in shapes}
-    right: dict[str, Tensor] = {n: g / 2 for n, g in gradient(reference, weights, batches).items()}
+    right: dict[str, Tensor] = {n: g / 2 for n, g in gradient(reference, weights, list(batches)).items()}
     missing = [sum(piece is None for piece in pieces.values()) for pieces in everybody]
     return (
         f"gathered gradient off by {distance(whole, right):.1e}; collectives: {reading} to read the shards, {summoning} in "
@@ -140,8 +140,8 @@ def _collectives() -> int:
 
 def main() -> None:
     if "RANK" not in os.environ:
-        with tempfile.TemporaryDirectory() as folder:
-            said = run_two("tests.support.sharded_runs", Path(folder))
+        with tempfile.TemporaryDirectory() as place:
+            said = run_two("tests.support.sharded_runs", Path(place))
         print("\n".join(line for line in said[0].splitlines() if line.startswith("| ")))
         return
     folder = Path(sys.argv[1])

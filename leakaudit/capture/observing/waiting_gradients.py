@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,7 +22,8 @@ def waiting_gradients(model: nn.Module) -> Iterator[Tensor]:
         Gradients of whole parameters, in the type in which they are summed; no copies.
     """
     for module in model.modules():
-        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        read: Any = getattr(module, "_get_fsdp_state", None)
+        state = None if read is None else read()
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         for held in (one for group in groups for one in getattr(group, "fsdp_params", ())):
             summed = getattr(held, "unsharded_accumulated_grad", None)
