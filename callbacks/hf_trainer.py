@@ -167,7 +167,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     def _refuse(self) -> None:
         args, accelerator = self._event.args, getattr(self._trainer, "accelerator", None)
         if getattr(args, "deepspeed", None):
-            refuse_strategy("DEEPSPEED", fsdp2=False)
+            refuse_strategy("DEEPSPEED", fsdp2=False, config=args.deepspeed)
         refuse_accelerate(accelerator)
         if getattr(args, "fsdp", None):
             refuse_strategy("FSDP", fsdp2=bool(getattr(accelerator, "is_fsdp2", False)))

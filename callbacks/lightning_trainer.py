@@ -139,7 +139,8 @@ class LeakAuditCallback(Adapter, Callback):
 
     def _refuse(self) -> None:
         strategy = type(self._trainer.strategy).__name__
-        refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy")
+        config = getattr(self._trainer.strategy, "config", None)
+        refuse_strategy(strategy, fsdp2=strategy == "ModelParallelStrategy", config=config)
 
     def _versions(self) -> Mapping[str, str]:
         return {"torch": torch.__version__, "lightning": _version()}

@@ -23,7 +23,7 @@ from leakaudit.models.recipe import can_rebuild
 from leakaudit.models.wrappers import unwrapped
 from leakaudit.parts import OF_AUDIT, too_old
 from leakaudit.plugins.names import registered_names
-from leakaudit.preflight.strategies import strategy_refusal
+from leakaudit.preflight.strategies import strategy_refusal, zero_stage
 from leakaudit.registry import attacks, defenses
 
 FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
@@ -32,17 +32,18 @@ FRAMEWORKS = ("lightning", "opacus", "peft", "pytorch_lightning")
 # ---------------------------------------------------------------------- the trainer
 
 
-def refuse_strategy(name: str, *, fsdp2: bool) -> None:
+def refuse_strategy(name: str, *, fsdp2: bool, config: Any = None) -> None:
     """Refuse the ways of distributing a model whose update no hook sees.
 
     Args:
         name: of the strategy, as the framework calls it.
         fsdp2: whether it is FSDP2, which keeps parameters as they are.
+        config: of DeepSpeed, which names the stage of ZeRO; anything else where it is not known.
 
     Raises:
         SnapshotError: names the strategy and what to use instead.
     """
-    reason = strategy_refusal(name, fsdp2=fsdp2)
+    reason = strategy_refusal(name, fsdp2=fsdp2, stage=zero_stage(config))
     if reason:
         raise SnapshotError(reason)
 
@@ -57,7 +58,11 @@ def refuse_accelerate(found: Any) -> None:
         SnapshotError: names the strategy and what to use instead.
     """
     kind = getattr(found, "distributed_type", "")
-    refuse_strategy(str(getattr(kind, "value", kind)), fsdp2=bool(getattr(found, "is_fsdp2", False)))
+    kind, fsdp2 = str(getattr(kind, "value", kind)), bool(getattr(found, "is_fsdp2", False))
+    if "DEEPSPEED" in kind:  # elsewhere it has no plugin, and asking for one may fail
+        plugin = getattr(getattr(found, "state", found), "deepspeed_plugin", None)
+        refuse_strategy(kind, fsdp2=fsdp2, config={"zero_optimization": {"stage": getattr(plugin, "zero_stage", None)}})
+    refuse_strategy(kind, fsdp2=fsdp2)
 
 
 def refuse_wrapper(model: nn.Module) -> None:

@@ -56,11 +56,19 @@ def _strategy(recipe: Recipe) -> Iterator[Finding]:
     if why := strategy_refusal(recipe.strategy, fsdp2=recipe.fsdp2):
         cause, _, change = why.partition("; ")
         yield Finding("refused", recipe.strategy, cause, change)
-    elif recipe.fsdp2:
+    elif recipe.fsdp2 and recipe.packed is not None:
         yield Finding(
-            "note",
+            "untested",
             recipe.strategy,
-            "FSDP2 was tried in two processes on a CPU, under a Trainer and in loops of torch, and not on several GPUs",
+            "a packed base under FSDP2 was not tried",
+            "train with DDP, or adapters on the model in bfloat16",
+        )
+    elif recipe.fsdp2 and recipe.half:
+        yield Finding(
+            "weaker",
+            recipe.strategy,
+            "FSDP2 rounds weights and sums gradients in bfloat16 in a way that is not computed again: steps are `unverifiable` at best",
+            "train with DDP under bf16, or with FSDP2 in float32",
         )
 
 

@@ -72,7 +72,7 @@ def test_a_decay_that_changes_during_a_round_of_an_unknown_rule_is_refused(tmp_p
     """Attacks on rows ask for the decay, and it must be one number."""
 
     class Changing(Lion):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             super().step(closure)
             self.param_groups[0]["weight_decay"] += 0.01
 

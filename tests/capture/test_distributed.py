@@ -23,12 +23,12 @@ def run() -> Run:
     return pair()
 
 
-@pytest.mark.parametrize("name", ["ddp", "windows", "fsdp2"])
+@pytest.mark.parametrize("name", ["ddp", "windows", "fsdp2", "fsdp2-windows"])
 def test_row_13_the_reduced_update_comes_from_the_batches_of_all_processes(run: Run, name: str) -> None:
     """The whole global batch is the truth; one process's share alone explains nothing."""
     found = run.kept(name)
     assert list(found) == [0, 1, 2]
-    windows = 2 if name == "windows" else 1
+    windows = 2 if name.endswith("windows") else 1
     for step, snapshot in found.items():
         assert distance(snapshot.observation.update, run.updates[0][name][step]) == 0.0
         assert distance(snapshot.observation.update, run.updates[1][name][step]) == 0.0
@@ -45,7 +45,7 @@ def test_row_13_the_reduced_update_comes_from_the_batches_of_all_processes(run: 
         assert verify(step_alone, snapshot.observation.update).status is VerificationStatus.MISMATCH
 
 
-@pytest.mark.parametrize("name", ["trainer", "lightning", "accelerate"])
+@pytest.mark.parametrize("name", ["trainer", "lightning", "accelerate", "trainer-fsdp2", "accelerate-fsdp2"])
 def test_row_13_trainers_over_two_processes_send_what_is_kept(run: Run, name: str) -> None:
     """The Hugging Face Trainer multiplies losses and clips.
 
@@ -56,7 +56,7 @@ def test_row_13_trainers_over_two_processes_send_what_is_kept(run: Run, name: st
     for step, snapshot in found.items():
         assert distance(snapshot.observation.update, run.updates[0][name][step]) == 0.0
         assert distance(snapshot.observation.update, run.updates[1][name][step]) == 0.0
-        assert len(snapshot.truth.sequences()) == (8 if name == "accelerate" else 4)
+        assert len(snapshot.truth.sequences()) == (8 if name.startswith("accelerate") else 4)
         verified = stamp(snapshot)
         assert verified.status is VerificationStatus.VERIFIED, verified
         assert verified.relative_error is not None and verified.relative_error < 1e-5
@@ -96,13 +96,14 @@ def test_row_14_one_process_that_cannot_begin_keeps_all_from_it(run: Run) -> Non
     assert not (run.folder / "alone" / "audit" / "spool").exists()
 
 
-def test_row_15_sharded_parameters_are_kept_whole(run: Run) -> None:
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-windows", "trainer-fsdp2", "accelerate-fsdp2"])
+def test_row_15_sharded_parameters_are_kept_whole(run: Run, name: str) -> None:
     """Under FSDP2, every update and weight has its whole shape.
 
     No process wrote a shard.
     """
     shapes = {name: p.shape for name, p in tiny.bert().named_parameters()}
-    for snapshot in run.kept("fsdp2").values():
+    for snapshot in run.kept(name).values():
         assert {name: g.shape for name, g in snapshot.observation.update.items()} == shapes
         assert snapshot.model_recipe.class_name == "BertForSequenceClassification"
 

@@ -148,12 +148,17 @@ TOGETHER = {
         "plain torch": "ddp",
     },
     "DDP, one process's own share": {"plain torch": "local"},
-    "FSDP2, two processes": {"Trainer": "whole", "plain torch": "fsdp2"},
+    "FSDP2, two processes": {"Trainer": "trainer-fsdp2", "Accelerate": "accelerate-fsdp2", "plain torch": "fsdp2"},
+    "FSDP2, two micro-batches a step": {
+        "Trainer": "trainer-fsdp2",
+        "Accelerate": "accelerate-fsdp2",
+        "plain torch": "fsdp2-windows",
+    },
     "FSDP1, two processes": {"plain torch": "flat"},
 }
 """Row -> stack -> name of the run in `two_processes.py`, or in a module of `ELSEWHERE`."""
 
-ELSEWHERE = {"whole": "tests.support.sharded_trainer", "flat": "tests.support.flat_shards"}
+ELSEWHERE = {"flat": "tests.support.flat_shards"}
 """Name of a run -> module of its processes."""
 
 PRIVATE: dict[str, dict[str, Any]] = {

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +32,7 @@ from leakaudit.callbacks.torch_loop import Watch, watch
 from leakaudit.capture.processes.distributed import TorchProcessGroup
 from leakaudit.capture.recording import pass_recorder
 from tests.support import stacks, tiny
+from tests.support.fsdp_on_cpu import fsdp_on_cpu
 from tests.support.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
 
 STEPS = 3
@@ -54,9 +57,7 @@ def train(
     with without_side_process(), watched:
         for start in range(0, STEPS * windows, windows):
             for number, batch in enumerate(mine[start : start + windows]):
-                waits = isinstance(called, DistributedDataParallel) and number < windows - 1
-                quiet: Any = called.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
-                with quiet:
+                with _quiet(called, waits=number < windows - 1):
                     (called(**batch).loss / windows).backward()
             updates.append({n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
             optimizer.step()
@@ -64,7 +65,15 @@ def train(
     return updates
 
 
-def train_hf(folder: Path) -> list[dict[str, Tensor]]:
+def _quiet(called: Any, *, waits: bool) -> Any:
+    """Return a context in which a backward pass exchanges gradients, or waits with it."""
+    if isinstance(called, DistributedDataParallel):
+        return called.no_sync() if waits else contextlib.nullcontext()
+    called.set_requires_gradient_sync(not waits)
+    return contextlib.nullcontext()
+
+
+def train_hf(folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     """Train with the Hugging Face Trainer; return its optimizer's gradients.
 
     The Trainer distributes the batches itself.
@@ -72,19 +81,40 @@ def train_hf(folder: Path) -> list[dict[str, Tensor]]:
     probe, audit = Probe(), LeakAuditCallback(audit_config(folder))
     trainer = make_trainer(
         folder, probe, audit, model=tiny.bert(dropout=0.1), per_device_train_batch_size=1, max_steps=STEPS,
-        gradient_accumulation_steps=2, ddp_backend="gloo", max_grad_norm=0.001,
+        gradient_accumulation_steps=2, ddp_backend="gloo", max_grad_norm=0.001, **options,
     )  # fmt: skip
     audit.attach(trainer)
     with without_side_process():
         trainer.train()
-    return probe.updates
+    return [{name: _whole(gradient) for name, gradient in update.items()} for update in probe.updates]
 
 
-def train_accelerate(folder: Path) -> list[dict[str, Tensor]]:
+def train_hf_fsdp2(folder: Path) -> list[dict[str, Tensor]]:
+    """Train with the Trainer, which shards model and optimizer with FSDP2."""
+    wrapped = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["BertLayer"]}
+    with fsdp_on_cpu():
+        updates = train_hf(folder, fsdp="full_shard auto_wrap", fsdp_config={"version": 2, **wrapped})
+        assert AcceleratorState().distributed_type == DistributedType.FSDP
+    return updates
+
+
+def train_accelerate_fsdp2(folder: Path) -> list[dict[str, Tensor]]:
+    """Train in a loop around an `Accelerator` that shards with FSDP2."""
+    from accelerate import FullyShardedDataParallelPlugin
+
+    wrapped = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["BertLayer"]}
+    with fsdp_on_cpu():
+        plugin: Any = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False, **wrapped)
+        updates = train_accelerate(folder, fsdp_plugin=plugin)
+        assert AcceleratorState().distributed_type == DistributedType.FSDP
+    return updates
+
+
+def train_accelerate(folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     """Train in a loop around `Accelerator`; return its optimizer's gradients."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **options)
     plain = tiny.bert(dropout=0.1).train()
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     updates: list[dict[str, Tensor]] = []
@@ -95,7 +125,7 @@ def train_accelerate(folder: Path) -> list[dict[str, Tensor]]:
                 accelerator.backward(model(**batch).loss)
                 if accelerator.sync_gradients:
                     named = plain.named_parameters()
-                    updates.append({n: p.grad.detach().clone() for n, p in named if p.grad is not None})
+                    updates.append({n: _whole(p.grad) for n, p in named if p.grad is not None})
                 optimizer.step()
                 optimizer.zero_grad()
     return updates
@@ -213,11 +243,12 @@ def main() -> None:
     )
     model = tiny.bert(dropout=0.1).train()
     got["local"] = train(folder / "local", DistributedDataParallel(model), model, windows=2, observe="local")
-    model = tiny.bert(dropout=0.1).train()
-    for layer in model.bert.encoder.layer:  # type: ignore[union-attr]
-        fully_shard(layer)
-    fully_shard(model)
-    got["fsdp2"] = train(folder / "fsdp2", model, model)
+    for name, windows in (("fsdp2", 1), ("fsdp2-windows", 2)):
+        model = tiny.bert(dropout=0.1).train()
+        for layer in model.bert.encoder.layer:  # type: ignore[union-attr]
+            fully_shard(layer)
+        fully_shard(model)
+        got[name] = train(folder / name, model, model, windows=windows)
     gone = removing(folder / "removed" / "audit" / "spool", 0)
     for name, hindrance in (("busy", busy(1)), ("stumbling", stumbling(1)), ("removed", gone)):
         model = tiny.bert().train()
@@ -226,6 +257,8 @@ def main() -> None:
     got["trainer"] = train_hf(folder / "trainer")
     got["accelerate"] = train_accelerate(folder / "accelerate")
     got["lightning"] = train_lightning(folder / "lightning")
+    got["trainer-fsdp2"] = train_hf_fsdp2(folder / "trainer-fsdp2")
+    got["accelerate-fsdp2"] = train_accelerate_fsdp2(folder / "accelerate-fsdp2")
     # One process alone cannot begin: there is no tokenizer, and the other must not wait for it.
     model = tiny.bert().train()
     watched = watch(

@@ -13,5 +13,6 @@ __all__ = [
     "optimizer_step",
     "optimizers",
     "private_sgd",
+    "waiting_gradients",
     "withheld_inputs",
 ]

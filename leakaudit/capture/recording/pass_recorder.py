@@ -9,6 +9,7 @@ from torch import Tensor
 from leakaudit.capture.observing.calls import random_states
 from leakaudit.capture.observing.entry_sample import EntrySample, own_part
 from leakaudit.capture.observing.forward_hooks import ForwardPass
+from leakaudit.capture.observing.waiting_gradients import waiting_gradients
 from leakaudit.capture.recording.live_model import LiveModel
 from leakaudit.capture.recording.step_recording import StepRecording
 from leakaudit.capture.recording.step_trace import StepTrace
@@ -107,7 +108,7 @@ class PassRecorder:
             gradient = parameter.grad
             if gradient is not None and bool(own_part(gradient).any()):
                 return False
-        return True
+        return not any(bool(own_part(gradient).any()) for gradient in waiting_gradients(self._model.module))
 
     def check_weights(self, recording: StepRecording) -> None:
         """Refuse a step whose weights changed between its first pass and its update.
