@@ -403,7 +403,7 @@ def test_row_16_strategies_whose_update_no_hook_sees_are_refused_by_name(name: s
         ("deepspeed", {"zero_optimization": {"stage": 1}}, "torch's `ZeroRedundancyOptimizer`, which does the same"),
         ("deepspeed", {"zero_optimization": {"stage": 3}}, "ZeRO-3 shards the weights themselves"),
         ("deepspeed", "zero.json", "DeepSpeed moves the weights inside backward"),
-        ("fsdp", ["full_shard"], "takes them out of the model during a pass; train with FSDP2"),
+        ("fsdp", ["full_shard"], "FSDP1 keeps parameters flattened and in shards; train with FSDP2"),
         ("_n_gpu", 2, "DataParallel splits a batch over threads"),
         ("torch_compile", True, "call `attach(trainer)` to put them around it"),
     ],
