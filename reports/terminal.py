@@ -14,12 +14,12 @@ from rich.text import Text
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.regular_files import read_regular
-from leakaudit.gate.verdict import RuleVerdict, Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, rule_seen
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
@@ -98,7 +98,7 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         line = Text()
         line.append(f"{rule.word:<13}", style=_COLOURS[rule.word])
         line.append(rule.id)
-        line.append(f"  {plain(_seen(rule))}", style="dim")
+        line.append(f"  {plain(rule_seen(rule))}", style="dim")
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
@@ -108,12 +108,6 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
 
 def _console(console: Console | None) -> Console:
     return console or Console(highlight=False)
-
-
-def _seen(rule: RuleVerdict) -> str:
-    if rule.k is not None:
-        return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
-    return f"{rule.subject} {rule.observed:.2f}" if rule.observed is not None else "no evidence"
 
 
 @dataclass(frozen=True)

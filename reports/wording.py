@@ -9,6 +9,7 @@ from datetime import datetime
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
+from leakaudit.results.wording import counted
 
 BANNERS = {
     TextMode.HASH: "HASHES ONLY: keyed hashes and numbers, no training text",
@@ -59,6 +60,13 @@ def rule_bounds(rule: RuleVerdict) -> str:
     beside = rule.threshold if rule.kind != "max_count" else None
     low = write(rule.lower, beside) if rule.lower is not None else "?"
     return f"{low} to {write(rule.upper, beside) if rule.upper is not None else '?'}"
+
+
+def rule_seen(rule: RuleVerdict) -> str:
+    """Return what a rule observed, such as `3 of 60 steps` or `p95 rougeL 0.31`."""
+    if rule.k is not None:
+        return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
+    return f"{rule.subject} {number(rule.observed)}" if rule.observed is not None else "no evidence"
 
 
 def confidence_level(verdict: Verdict) -> str:

@@ -21,7 +21,7 @@ from leakaudit.audit.comparison import Update
 from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import NORM_FLOOR, ClientStep
-from leakaudit.client.trace import AFTER, BEFORE, END, GIVEN, LATER, MOVED, WEIGHTS
+from leakaudit.client.trace import AFTER, BEFORE, END, GIVEN, LATER, MOMENTS, MOVED, WEIGHTS
 from leakaudit.models.tensors import few_entries
 
 EXPLAINED = 0.02
@@ -67,7 +67,7 @@ class _Record:
             here = f"optimizer step {number + 1} of {steps}" if steps > 1 else "the optimizer step"
             if number and (found := self._weights_changed(number - 1, self._at(WEIGHTS)[number])):
                 return f"{found} between optimizer steps, first before {here}"
-            if self._differ(self._at(LATER)[number], self._at(WEIGHTS)[number]):
+            if not torch.equal(self._at(LATER)[number], self._at(WEIGHTS)[number]):
                 return f"the forward passes of {here} saw different weights, as in SAM"
             if not self._close(replay.weights[number], self._at(WEIGHTS)[number]):
                 return ""
@@ -142,7 +142,7 @@ class _Record:
     def _weights_changed(self, number: int, later: Tensor) -> str:
         """Return how weights changed after an optimizer step, as a clause, or ""."""
         moved = self._at(MOVED)[number]
-        if not self._differ(later, moved):
+        if torch.equal(later, moved):
             return ""
         change, start = later - moved, self._at(WEIGHTS)[0]
         bound = float(later.abs().max())
@@ -182,10 +182,9 @@ class _Record:
     @cached_property
     def _moments(self) -> Mapping[str, Tensor]:
         trace = self.client.truth.trace
-        moments = [moment for moment in (WEIGHTS, LATER, BEFORE, AFTER, GIVEN, MOVED, END)]
         return {
             moment: torch.cat([trace[f"{moment}/{name}"] for name in self.names], 1)
-            for moment in moments
+            for moment in MOMENTS
             if all(f"{moment}/{name}" in trace for name in self.names)
         }
 
@@ -210,10 +209,6 @@ class _Record:
         """
         limit = max(ROUNDING, Accuracy.of(self.client).largest)
         return float((one - other).norm()) <= limit * float((other if beside is None else beside).norm())
-
-    def _differ(self, one: Tensor, other: Tensor) -> bool:
-        """Return whether two notes of the same weights differ."""
-        return not torch.equal(one, other)
 
     def _holding(self, rest: Tensor, beside: Tensor) -> Tensor:
         """Return (N,) bool, the entries of the parameters whose gradient has a rest.

@@ -195,13 +195,15 @@ def _check_artifacts(artifacts: Sequence[Path], outputs: Mapping[str, Path | Non
     Raises:
         click.UsageError: an option lacks another one, or two files could not be told apart.
     """
-    from leakaudit.reports.outputs.artifacts import artifact_name
-
     asked = [option for option, file in outputs.items() if file is not None]
+    if not asked and not artifacts:
+        return
     if asked and not artifacts:
         raise click.UsageError(f"{asked[0]} says what was found about files; name each with --artifact FILE")
     if artifacts and not asked:
         raise click.UsageError(f"--artifact names files for {' and '.join(outputs)}; give one of them")
+    from leakaudit.reports.outputs.artifacts import artifact_name
+
     names = [artifact_name(path) for path in artifacts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise click.UsageError(f"two artefacts are called {twice[0]}; name them from a folder above both")
@@ -221,20 +223,23 @@ def _write_outputs(
     github: bool,
 ) -> bool:
     """Write what was asked for; return whether all of it could be written."""
+    if not github and not any((junit, summary, badge, sarif, attestation, cyclonedx)):
+        return True
     from leakaudit.gate.policy import rule_lines
     from leakaudit.reports import outputs
 
+    lines = rule_lines(policy) if policy and (sarif or github) else None
     released = cache(lambda: [outputs.artifact_of(path) for path in artifacts])  # read once, and only if asked for
     made: list[tuple[Path | None, str, Callable[[], str]]] = [
         (junit, "w", lambda: outputs.junit_xml(verdict)),
         (summary, "a", lambda: outputs.summary(verdict)),
         (badge, "w", lambda: outputs.badge(verdict)),
-        (sarif, "w", lambda: outputs.sarif(verdict, policy, rule_lines(policy) if policy else None)),
+        (sarif, "w", lambda: outputs.sarif(verdict, policy, lines)),
         (attestation, "w", lambda: outputs.attestation(verdict, released())),
         (cyclonedx, "w", lambda: outputs.cyclonedx(verdict, released())),
     ]
     if github:
-        for line in outputs.workflow_commands(verdict, policy, rule_lines(policy) if policy else None):
+        for line in outputs.workflow_commands(verdict, policy, lines):
             click.echo(line)
         if told := os.environ.get("GITHUB_OUTPUT"):
             made.append((Path(told), "a", lambda: outputs.job_outputs(verdict)))

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.reports.escaping import markdown_text
-from leakaudit.reports.wording import age_in_words, confidence_level, date_and_time, meaning, rule_bounds, short_digest
+from leakaudit.reports.wording import (
+    age_in_words,
+    confidence_level,
+    date_and_time,
+    meaning,
+    rule_bounds,
+    rule_seen,
+    short_digest,
+)
 from leakaudit.results.wording import counted
 
 MOST_BYTES = 60_000
@@ -55,14 +63,8 @@ def summary(verdict: Verdict) -> str:
 
 
 def _row(rule: RuleVerdict) -> str:
-    cells = (f"{rule.id} ({rule.severity})", rule.word, _seen(rule), rule_bounds(rule), _limit(rule))
+    cells = (f"{rule.id} ({rule.severity})", rule.word, rule_seen(rule), rule_bounds(rule), _limit(rule))
     return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
-
-
-def _seen(rule: RuleVerdict) -> str:
-    if rule.k is not None:
-        return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
-    return f"{rule.subject} {number(rule.observed)}" if rule.observed is not None else "no evidence"
 
 
 def _limit(rule: RuleVerdict) -> str:

@@ -23,6 +23,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.models.wrappers import plain_name
 from tests.support import tiny
+from tests.support.parted_processes import collectives_so_far
 from tests.support.tiny_trainer import audit_config, without_side_process
 from tests.support.two_processes import STEPS, batches
 
@@ -80,7 +81,7 @@ def train(
         options: of `watch`.
     """
     optimizer = torch.optim.AdamW([p for p in model.parameters() if chosen(p)], lr=1e-3)
-    got: dict[str, Any] = {"gradients": [], "weights": [], "collectives": _collectives()}
+    got: dict[str, Any] = {"gradients": [], "weights": [], "collectives": collectives_so_far()}
     kept_apart = all(module._use_orig_params for module in FullyShardedDataParallel.fsdp_modules(model))
     mine = batches(dist.get_rank())
     with contextlib.ExitStack() as within:
@@ -102,14 +103,8 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
     got["weights"].append(weights(model))
-    got["collectives"] = _collectives() - got["collectives"]
+    got["collectives"] = collectives_so_far() - got["collectives"]
     return got
-
-
-def _collectives() -> int:
-    """Return how many collectives the user's process group has had."""
-    group: Any = dist.group.WORLD
-    return int(group._get_sequence_number_for_group())
 
 
 def main() -> None:

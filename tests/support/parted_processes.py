@@ -221,7 +221,7 @@ def layouts() -> dict[str, str]:
     return said
 
 
-def _collectives() -> int:
+def collectives_so_far() -> int:
     """Return how many collectives the user's process group has had."""
     group: Any = dist.group.WORLD
     return int(group._get_sequence_number_for_group())
@@ -243,10 +243,10 @@ def main() -> None:
             torch.manual_seed(rank)  # every process draws masks of its own
             dist.barrier()
             print(f"== {name}, {'audited' if audited else 'alone'}", file=sys.stderr, flush=True)
-            began, before = time.monotonic(), _collectives()
+            began, before = time.monotonic(), collectives_so_far()
             model = train(folder / name.replace(" ", "-"), audited)
             seconds.append(time.monotonic() - began)
-            collectives.append(_collectives() - before)
+            collectives.append(collectives_so_far() - before)
             parts = {n: getattr(p, "_local_tensor", p).detach().clone() for n, p in model.named_parameters()}
             left.append(parts | {"random": torch.get_rng_state()})
         got[name] = {"alone": left[0], "audited": left[1], "seconds": seconds, "collectives": collectives}

@@ -28,6 +28,7 @@ from leakaudit.models.wrappers import plain_name
 from tests.support import matrix, stacks, tiny
 from tests.support.fsdp_on_cpu import fsdp_on_cpu
 from tests.support.pair import run_two
+from tests.support.parted_processes import collectives_so_far
 from tests.support.tiny_trainer import (
     Rows,
     audit_config,
@@ -113,12 +114,12 @@ def fsdp1() -> str:
     plain.register_forward_pre_hook(look)
     model(**batches[dist.get_rank()]).loss.backward()
     changed, touched = samples[0].changed(parameters), samples[0].touched(parameters)
-    before = _collectives()
+    before = collectives_so_far()
     parts = {plain_name(n): None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    reading = _collectives() - before
+    reading = collectives_so_far() - before
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
         pass
-    summoning = _collectives() - before - reading
+    summoning = collectives_so_far() - before - reading
     everybody: list[Any] = [None, None]
     dist.all_gather_object(everybody, parts)
     whole = {n: torch.cat([g[n].reshape(-1) for g in everybody if g[n] is not None]).reshape(shapes[n]) for n in shapes}
@@ -130,12 +131,6 @@ def fsdp1() -> str:
         f"{named[0]} of the optimizer's are in the model in its forward pass; {len(changed)} have other entries after it, "
         f"{len(touched)} were moved or written to"
     )
-
-
-def _collectives() -> int:
-    """Return how many collectives the user's process group has had."""
-    group: Any = dist.group.WORLD
-    return int(group._get_sequence_number_for_group())
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.support.sharded_trainer FOLDER
 
-Accelerate shards on accelerators only. Here it takes two processes on gloo for them; everything else is its own code and torch's.
+Accelerate shards on accelerators only; `fsdp_on_cpu` lets it shard over processes on gloo.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
-from accelerate.utils import DistributedType
 from transformers import set_seed
 
 from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from tests.support import tiny
+from tests.support.fsdp_on_cpu import fsdp_on_cpu
 from tests.support.tiny_trainer import Probe, audit_config, make_trainer, without_side_process
 
 STEPS = 3
@@ -28,18 +26,6 @@ SHARDED: dict[str, Any] = {
     "fsdp": "full_shard",
     "fsdp_config": {"version": 2, "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["BertLayer"]},
 }
-
-
-def take_processes_for_gpus() -> None:
-    """Let accelerate shard the models of these processes."""
-    begin = accelerate.Accelerator.__init__
-
-    def begins(self: Any, *args: Any, **options: Any) -> None:
-        PartialState(cpu=True)
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        begin(self, *args, **options)
-
-    accelerate.Accelerator.__init__ = begins
 
 
 def adapted() -> Any:
@@ -60,17 +46,17 @@ def main() -> None:
     """Train twice, and write what the optimizers of this process got."""
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    take_processes_for_gpus()
     got = {}
     for name, make in (("whole", tiny.bert), ("adapters", adapted)):
         set_seed(0)
         probe, audit = Probe(), LeakAuditCallback(audit_config(folder / name))
-        trainer = make_trainer(
-            folder / name, probe, audit, model=make(), max_steps=STEPS, per_device_train_batch_size=2, **SHARDED
-        )
-        audit.attach(trainer)
-        with without_side_process():
-            trainer.train()
+        with fsdp_on_cpu():
+            trainer = make_trainer(
+                folder / name, probe, audit, model=make(), max_steps=STEPS, per_device_train_batch_size=2, **SHARDED
+            )
+            audit.attach(trainer)
+            with without_side_process():
+                trainer.train()
         assert any("FSDPModule" in kind.__name__ for kind in type(trainer.model_wrapped).__mro__)
         got[name] = [
             {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in u.items()} for u in probe.updates
