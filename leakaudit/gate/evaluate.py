@@ -71,7 +71,7 @@ def evaluate(
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
     rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
-    overall, deciding = _overall(rules)
+    overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
     return Verdict(
@@ -82,6 +82,7 @@ def evaluate(
             [
                 *_waived_first(rules),
                 deciding.sentence,
+                *(gaps.sentences if deciding.waived else ()),
                 *_also_came_back(back, deciding, shipped_column(results)),
                 *deciding.reasons,
                 *_of_another_defence(results, policy),
@@ -149,7 +150,7 @@ def evaluate_step(results: Results, policy: Policy, step: str, *, now: datetime)
         gaps = Gaps(
             (*gaps.sentences, f"{due - len(attempts)} of {due} attempts on the step were not made."), gaps.broken
         )
-    overall, deciding = _overall(judge_rules(one, policy, SHIPPED, gaps))
+    overall, deciding = _overall(judge_rules(one, policy, SHIPPED, gaps), gaps)
     return overall, " ".join([deciding.sentence, *deciding.reasons])
 
 
@@ -204,16 +205,18 @@ def _interruption(results: Results) -> list[str]:
     return [f"Training or audit was interrupted: this covers {counted(len(results.steps), 'step')}{gap}."]
 
 
-def _overall(rules: Sequence[RuleVerdict]) -> tuple[Status, RuleVerdict]:
+def _overall(rules: Sequence[RuleVerdict], gaps: Gaps) -> tuple[Status, RuleVerdict]:
     """Return the verdict and the rule that decides it.
 
     That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. Where all are
-    waived, nothing is left that could fail.
+    waived, only the evidence as a whole is left, which cannot be waived: a gap in it keeps the verdict from passing.
     """
     binding = [rule for rule in rules if rule.level == "error"]
     left = [rule for rule in binding if not rule.waived]
     deciding = min(left or binding, key=_order)
-    return (deciding.status if left else Status.PASS), deciding
+    if left:
+        return deciding.status, deciding
+    return (Status.INCONCLUSIVE if gaps.sentences else Status.PASS), deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
@@ -237,7 +240,7 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
         figures = tuple(
             Figures.model_validate({name: getattr(r, name) for name in Figures.model_fields}) for r in rules
         )
-        overall = _overall(rules)[0]
+        overall = _overall(rules, gaps)[0]
         yield Alternative(defense=defense, status=overall, open_rules=still_open, naive=naive, rules=figures)
 
 

@@ -111,6 +111,14 @@ def test_the_last_day_counts_and_the_next_does_not() -> None:
     assert judged(LEAKS, given, at=last).verdict is Status.FAIL
 
 
+def test_evidence_that_is_too_old_is_not_waived_with_the_rule() -> None:
+    """Where every rule is waived, the age of the audit still counts."""
+    late = NOW + timedelta(days=20)
+    verdict = judged(LEAKS, waiver(), at=late)
+    assert verdict.rules[0].waived and verdict.waivers[0].state == "applies"
+    assert verdict.verdict is Status.INCONCLUSIVE and "old" in verdict.sentence
+
+
 def test_one_waived_rule_leaves_the_others_binding() -> None:
     """A red line beside it decides."""
     verdict = judged(LEAKS, waiver(), rules=(RATE, RED_LINE))
