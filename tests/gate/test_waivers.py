@@ -16,7 +16,7 @@ from leakaudit.errors import ConfigError
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.gate.waivers import Waivers, load_waivers
-from leakaudit.reports import outputs
+from leakaudit.reports import outputs, redact, render_html
 from leakaudit.results.files import to_json, with_digest
 from leakaudit.results.schema import Results
 from tests.support.factories import NOW, audit, policy
@@ -154,7 +154,7 @@ def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_output_says_that_a_rule_is_waived() -> None:
-    """JUnit skips it, GitHub warns of it, Markdown lists it."""
+    """JUnit skips it, GitHub warns of it, Markdown and the report list it."""
     verdict = judged(LEAKS, waiver())
     suite = ElementTree.fromstring(outputs.junit_xml(verdict))[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
@@ -162,6 +162,8 @@ def test_every_output_says_that_a_rule_is_waived() -> None:
     text = outputs.summary(verdict)
     assert "| WAIVED |" in text and "j.doe (DPO) accepts it until" in text
     assert "open-rules=\n" in outputs.job_outputs(verdict)
+    page = render_html(redact(LEAKS, [], verdict))
+    assert "WAIVED" in page and "by j.doe (DPO) (W-1): the sentences are public" in page
 
 
 def test_the_command_reads_waivers_and_rehearses_their_end(tmp_path: Path) -> None:
