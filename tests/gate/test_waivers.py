@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from leakaudit.cli.report import gate as gate_command
+from leakaudit.cli.gate import gate as gate_command
 from leakaudit.errors import ConfigError
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict

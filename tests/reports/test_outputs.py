@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from leakaudit.cli.report import gate as gate_command
+from leakaudit.cli.gate import gate as gate_command
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import rule_lines
 from leakaudit.gate.verdict import Status, Verdict

@@ -17,7 +17,7 @@ from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
 
-from leakaudit.cli.report import gate as gate_command
+from leakaudit.cli.gate import gate as gate_command
 from leakaudit.gate.evaluate import unreadable
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports import outputs

@@ -1,0 +1,127 @@
+"""The files that `leakaudit gate` writes for pipelines, as options of the command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from leakaudit.gate.verdict import Verdict
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a caller of the gate wants beside `verdict.json`; None for a file that is not wanted."""
+
+    junit: Path | None = None
+    summary: Path | None = None
+    badge: Path | None = None
+    sarif: Path | None = None
+    attestation: Path | None = None
+    cyclonedx: Path | None = None
+    artifacts: tuple[Path, ...] = ()
+    """The released files that attestation and bill are about."""
+    github: bool = False
+    """Whether to print annotations and to write the outputs of a job of GitHub Actions."""
+
+    @property
+    def about_artifacts(self) -> dict[str, Path | None]:
+        """The outputs that say something about released files, by their options."""
+        return {"--attestation": self.attestation, "--cyclonedx": self.cyclonedx}
+
+
+_OPTIONS = (
+    click.option("--junit", type=_FILE, help="Write JUnit XML: each rule is a test."),
+    click.option("--summary", type=_FILE, help="Append Markdown, as to $GITHUB_STEP_SUMMARY."),
+    click.option("--badge", type=_FILE, help="Write the JSON of a badge of shields.io."),
+    click.option("--sarif", type=_FILE, help="Write SARIF: each open rule at its line of the policy."),
+    click.option("--attestation", type=_FILE, help="Write an unsigned in-toto Statement on the artefacts."),
+    click.option(
+        "--cyclonedx", type=_FILE, help="Write a CycloneDX bill with the verdict in the artefacts' model cards."
+    ),
+    click.option(
+        "--artifact", "artifacts", type=_READABLE, multiple=True, help="A released file, for the two above; repeatable."
+    ),
+    click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT."),
+)
+
+
+def with_outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Outputs` to a command, which gets them as `outputs`."""
+    names = [field.name for field in fields(Outputs)]
+
+    @wraps(command)
+    def wrapped(**given: Any) -> None:
+        outputs = Outputs(**{name: given.pop(name) for name in names})
+        _check_artifacts(outputs)
+        command(outputs=outputs, **given)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _check_artifacts(outputs: Outputs) -> None:
+    """Refuse outputs about artefacts without one, and two artefacts of one name.
+
+    Raises:
+        click.UsageError: an option lacks another one, or two files could not be told apart.
+    """
+    asked = [option for option, file in outputs.about_artifacts.items() if file is not None]
+    if asked and not outputs.artifacts:
+        raise click.UsageError(f"{asked[0]} says what was found about files; name each with --artifact FILE")
+    if not outputs.artifacts:
+        return
+    if not asked:
+        raise click.UsageError(f"--artifact names files for {' and '.join(outputs.about_artifacts)}; give one of them")
+    from leakaudit.reports.outputs.artifacts import artifact_name
+
+    names = [artifact_name(path) for path in outputs.artifacts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise click.UsageError(f"two artefacts are called {twice[0]}; name them from a folder above both")
+
+
+def write_outputs(verdict: Verdict, policy: Path | None, outputs: Outputs) -> bool:
+    """Write what was asked for; return whether all of it could be written."""
+    if outputs == Outputs():
+        return True
+    from leakaudit.gate.policy import rule_lines
+    from leakaudit.reports import outputs as forms
+
+    lines = rule_lines(policy) if policy and (outputs.sarif or outputs.github) else None
+    released = cache(lambda: [forms.artifact_of(path) for path in outputs.artifacts])  # read once, if asked for
+    made: list[tuple[Path | None, str, Callable[[], str]]] = [
+        (outputs.junit, "w", lambda: forms.junit_xml(verdict)),
+        (outputs.summary, "a", lambda: forms.summary(verdict)),
+        (outputs.badge, "w", lambda: forms.badge(verdict)),
+        (outputs.sarif, "w", lambda: forms.sarif(verdict, policy, lines)),
+        (outputs.attestation, "w", lambda: forms.attestation(verdict, released())),
+        (outputs.cyclonedx, "w", lambda: forms.cyclonedx(verdict, released())),
+    ]
+    if outputs.github:
+        for line in forms.workflow_commands(verdict, policy, lines):
+            click.echo(line)
+        if told := os.environ.get("GITHUB_OUTPUT"):
+            made.append((Path(told), "a", lambda: forms.job_outputs(verdict)))
+    written = [_written(path, mode, make) for path, mode, make in made if path is not None]
+    return all(written)
+
+
+def _written(path: Path, mode: str, make: Callable[[], str]) -> bool:
+    try:
+        text = make()  # before the file is emptied
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        click.echo(f"{path}: was not written ({error.strerror or type(error).__name__})", err=True)
+        return False
+    return True
