@@ -20,7 +20,10 @@ _READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a caller of the gate wants beside `verdict.json`; None for a file that is not wanted."""
+    """What a caller of the gate wants beside `verdict.json`.
+
+    A file that is not wanted is None.
+    """
 
     junit: Path | None = None
     summary: Path | None = None
