@@ -31,6 +31,8 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "summaries",
             "controls",
             "utility",
+            "prices",
+            "privacy",
             "coverage",
             "overhead",
             "catalogue",
@@ -158,7 +160,38 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.Tally: frozenset({"k", "n"}),
     scores.KindControl: frozenset({"k", "n", "by"}),
     scores.Control: frozenset({"k", "n", "note"}),
-    scores.Utility: frozenset({"defense", "metric", "value", "baseline"}),
+    scores.Utility: frozenset(
+        {
+            "defense",
+            "metric",
+            "value",
+            "baseline",
+            "higher_is_better",
+            "difference",
+            "lower",
+            "upper",
+            "seeds",
+            "steps",
+            "examples",
+            "learning_rate",
+            "diverged",
+        }
+    ),
+    scores.Price: frozenset({"defense", "seconds", "traffic"}),
+    scores.Privacy: frozenset(
+        {
+            "defense",
+            "epsilon",
+            "delta",
+            "accountant",
+            "noise_multiplier",
+            "max_grad_norm",
+            "sampling_rate",
+            "sampling",
+            "steps",
+            "why_not",
+        }
+    ),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),
     scores.NotTested: frozenset({"what", "why"}),
     NightRecord: frozenset(

@@ -96,7 +96,8 @@ def _version(schema: str) -> tuple[int, int] | None:
     return (int(major), int(minor)) if dot and known else None
 
 
-OWN_VERSION = (1, 6)
+OWN_VERSION = _version(SCHEMA) or (1, 0)
+"""Version that this package writes."""
 
 
 _DIGEST_SINCE = (1, 2)

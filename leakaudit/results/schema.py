@@ -1,4 +1,4 @@
-"""Models of `results.json`, schema `leakaudit.results/1.6`.
+"""Models of `results.json`, schema `leakaudit.results/1.7`.
 
 The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
@@ -26,7 +26,7 @@ from pydantic import (
 from leakaudit.results import former_keys
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.6"
+SCHEMA = "leakaudit.results/1.7"
 """Version of the schema.
 
 1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
@@ -34,7 +34,8 @@ number of sentences of a step and the declared defences. 1.3 has the catalogue, 
 summaries; `former_keys.py` lists the keys that `scores` replaces. 1.4 has metrics of level `batch`, the texts found, perplexities, short keys
 for four metrics of a summary, what of its circumstances decides which attack can work (`Regime`), and attempts that were not needed. 1.5 says
 for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
-its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share.
+its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
+of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -426,12 +427,73 @@ class Summary(ResultsModel):
 
 
 class Utility(ResultsModel):
-    """The measured cost of a defence to the model."""
+    """How well a model does after training under a defence.
+
+    It is compared with the same training without the defence: the same start, data, order of the data and seeds.
+    """
 
     defense: str
+    """Label of the defence in the battery; `none` for the training without one."""
     metric: str
+    """Name of the measured number, such as `accuracy` or `loss`."""
     value: FiniteFloat
+    """Mean over the seeds, in the metric's own units."""
     baseline: FiniteFloat | None = None
+    """The same without the defence."""
+    higher_is_better: bool = True
+    """Whether a larger number means a better model."""
+    difference: FiniteFloat | None = None
+    """`value - baseline`, paired by seed and evaluated example; None if nothing was paired."""
+    lower: FiniteFloat | None = None
+    """Lower end of the 95 % interval of the difference; None if there are too few seeds for one."""
+    upper: FiniteFloat | None = None
+    """Upper end of that interval."""
+    seeds: tuple[Count, ...] = ()
+    """Seeds of the trainings."""
+    steps: Count | None = None
+    """Steps of optimization of each training."""
+    examples: Count | None = None
+    """Examples on which the metric was measured."""
+    learning_rate: Amount | None = None
+    """Learning rate of the trainings under this defence."""
+    diverged: Count = 0
+    """Trainings that ended with a loss that is not finite; they are in no mean."""
+
+
+class Price(ResultsModel):
+    """What a defence costs in time and traffic, relative to the training without it."""
+
+    defense: str
+    """Label of the defence in the battery."""
+    seconds: Amount | None = None
+    """Median seconds of a training step with the defence over those without it, measured in one process."""
+    traffic: Amount | None = None
+    """Bytes of an update in its smallest usual form over those of the update without the defence in float32."""
+
+
+class Privacy(ResultsModel):
+    """A guarantee of differential privacy, as an accountant of the run states it.
+
+    The audit repeats the claim and does not confirm it.
+    """
+
+    defense: str = "none"
+    """Label of the defence in the battery; `none` for what the run itself ships."""
+    epsilon: Amount | None = None
+    """None if no accountant gave one."""
+    delta: Amount | None = None
+    accountant: str = ""
+    """Who computed it, such as `opacus rdp`."""
+    noise_multiplier: Amount | None = None
+    max_grad_norm: Amount | None = None
+    sampling_rate: Amount | None = None
+    """Share of the examples in one step, as the accountant assumes it."""
+    sampling: Literal["poisson", "shuffled", "unknown"] = "unknown"
+    """How the run draws its batches."""
+    steps: Count | None = None
+    """Steps that the accountant counted."""
+    why_not: str = ""
+    """Why there is no epsilon; empty if there is one."""
 
 
 class NotTested(ResultsModel):
@@ -619,6 +681,8 @@ class Results(ResultsModel):
     summaries: tuple[Summary, ...]
     controls: Controls = Controls()
     utility: tuple[Utility, ...] = ()
+    prices: tuple[Price, ...] = ()
+    privacy: tuple[Privacy, ...] = ()
     coverage: Coverage = Coverage()
     overhead: Overhead = Overhead()
     catalogue: Catalogue = Catalogue()
