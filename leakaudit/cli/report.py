@@ -41,7 +41,7 @@ def report(
     from datetime import UTC, datetime
 
     from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import load_waivers
+    from leakaudit.gate.waivers import waivers_for
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
     from leakaudit.results.files import load_results
@@ -58,7 +58,7 @@ def report(
         mode,
         now=datetime.now(UTC),
         policy=rules,
-        waivers=load_waivers(waivers) if waivers else None,
+        waivers=waivers_for(rules, policy, waivers),
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above
@@ -125,22 +125,22 @@ def gate(
     from leakaudit.gate.evaluate import evaluate, unreadable
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.gate.verdict import to_json
-    from leakaudit.gate.waivers import load_waivers
+    from leakaudit.gate.waivers import waivers_for
     from leakaudit.plugins.names import names_for
     from leakaudit.results.files import read_results
 
-    exceptions = load_waivers(waivers) if waivers else None
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
-    now = _time(at) if at else datetime.now(UTC)
     document = file.parent / "verdict.json"
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
+    now = _time(at) if at else datetime.now(UTC)
     try:
         results, sha256 = read_results(file)
     except ResultsError as error:
         verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
         rules = load_policy(policy, names_for(results)) if policy else default_policy()
+        exceptions = waivers_for(rules, policy, waivers)
         verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
     if allow:
         verdict = verdict.allowing_inconclusive()
