@@ -96,7 +96,7 @@ def test_a_text_that_came_back_is_never_allowed() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("pass", "on_inconclusive"),
+        ("pass", "on_inconclusive: input should be an object, found 'pass'"),
         ("{until: 2026-12-31, owner: o, reason: r}", "key 'since' is missing"),
         ("{since: 2026-12-01, owner: o, reason: r}", "key 'until' is missing"),
         ("{since: 2026-12-01, until: 2026-12-31, reason: r}", "key 'owner' is missing"),

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from leakaudit.audit.publish import publish
 from leakaudit.cli import main
+from leakaudit.cli.auditing import check_policy
+from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import load_policy
@@ -71,6 +74,19 @@ def test_the_report_reads_them_too(folder: Path) -> None:
     assert "W-1" in (folder / "run" / "report.html").read_text()
 
 
+def test_the_audit_and_the_model_card_read_them_too(folder: Path) -> None:
+    """The first verdict of an audit is that of a later gate."""
+    rules = write(folder, "waivers.yaml")
+    publish(folder / "run", LEAKS, AuditConfig(policy=rules))
+    verdict = json.loads((folder / "run" / "verdict.json").read_text())
+    assert verdict["waivers_digest"].startswith("sha256:")
+    lost = write(folder, "lost.yaml")
+    with pytest.raises(ConfigError, match=r"lost\.yaml"):
+        check_policy(lost)
+    done = CliRunner().invoke(main, ["export", "model-card", str(folder / "run"), "--policy", str(lost)])
+    assert done.exit_code == 2 and "lost.yaml" in done.output
+
+
 def test_an_option_names_other_waivers_in_their_place(folder: Path) -> None:
     """An empty file waives nothing."""
     other = folder / "other.yaml"
@@ -113,6 +129,7 @@ def test_the_limits_of_the_policy_hold_for_every_file(folder: Path) -> None:
         ("{max_days: 10}", "key 'file' is missing in waivers"),
         ("{file: w.yaml, warn_before: soon}", "is not a length of time"),
         ("''", "at least 1 character"),
+        ("{file: w.yaml, max_day: 3}", "unknown key 'max_day'; did you mean 'max_days'?"),
     ],
 )
 def test_a_policy_can_only_make_the_limits_stricter(folder: Path, named: str, said: str) -> None:
