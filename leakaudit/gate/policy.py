@@ -1,4 +1,7 @@
-"""The policy: the rules that an audit must satisfy, read from YAML."""
+"""The policy: the rules that an audit must satisfy, read from YAML.
+
+It has over 400 lines, because it describes one file; `policy_parts` holds the parts that other files share, and those that only ask for evidence.
+"""
 
 from __future__ import annotations
 
