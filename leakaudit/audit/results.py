@@ -101,7 +101,7 @@ class ResultsBuilder:
         results = Results(
             run=self._run(saved, end, device),
             subject=saved.subject,
-            threat_model=_threat_model(self.config.server, granted),
+            threat_model=threat_model_of(self.config.server, granted),
             regime=saved.regime,
             steps=tuple(
                 sorted(saved.steps, key=lambda step: step.step)
@@ -162,7 +162,11 @@ def _public(attempt: Attempt) -> Attempt:
     return attempt.model_copy(update={"reason": without_counts(attempt.reason)})
 
 
-def _threat_model(server: PluginSpec | None, granted: tuple[str, ...]) -> ThreatModel:
+def threat_model_of(server: PluginSpec | None, granted: tuple[str, ...]) -> ThreatModel:
+    """Return the adversary of an audit.
+
+    A policy may name it (`leakaudit.gate.policy_parts.RequiredThreatModel`).
+    """
     if server is None:
         return ThreatModel(granted=granted)
     adversary = f"an active server, which changed the model before it sent it out ({server.label})"

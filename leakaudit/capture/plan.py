@@ -40,7 +40,8 @@ def steps_to_pass(policy: Policy) -> int:
     59
     """
     deciding = [_steps_of(rule, policy.statistics.confidence) for rule in policy.rules if rule.level == "error"]
-    return max(policy.evidence.min_steps, *deciding)
+    floor = policy.evidence
+    return max(floor.min_steps, floor.min_steps_per_phase.spread, *deciding)
 
 
 def _steps_of(rule: Rule, confidence: float) -> int:

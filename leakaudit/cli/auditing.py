@@ -49,11 +49,12 @@ RESUME_HELP = (
 
 
 def check_policy(path: Path) -> None:
-    """Refuse a wrong policy before the attacks start."""
+    """Refuse a wrong policy, or wrong waivers of it, before the attacks start."""
     from leakaudit.gate.policy import load_policy
+    from leakaudit.gate.waivers import waivers_for
     from leakaudit.plugins.names import registered_names
 
-    load_policy(path, registered_names())
+    waivers_for(load_policy(path, registered_names()), path)
 
 
 @dataclass(frozen=True)

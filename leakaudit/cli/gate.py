@@ -60,8 +60,10 @@ def gate(
 
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     document = file.parent / "verdict.json"
+    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
+        document.unlink()
     now = _time(at) if at else datetime.now(UTC)
-    verdict = _judged(file, document, policy, waivers, now)
+    verdict = _judged(file, policy, waivers, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
@@ -71,28 +73,24 @@ def gate(
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, document: Path, policy: Path | None, waivers: Path | None, now: datetime) -> Verdict:
+def _judged(file: Path, policy: Path | None, waivers: Path | None, now: datetime) -> Verdict:
     """Return the verdict on results; ERROR if they cannot be read.
-
-    The verdict of an earlier call is removed first: it is not that of this one, whatever happens.
 
     Raises:
         ConfigError: the policy or the waivers cannot be read.
     """
     from leakaudit.gate.evaluate import evaluate, unreadable
     from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import load_waivers
+    from leakaudit.gate.waivers import waivers_for
     from leakaudit.plugins.names import names_for
     from leakaudit.results.files import read_results
 
-    exceptions = load_waivers(waivers) if waivers else None
-    with suppress(OSError):
-        document.unlink()
     try:
         results, sha256 = read_results(file)
     except ResultsError as error:
         return unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     rules = load_policy(policy, names_for(results)) if policy else default_policy()
+    exceptions = waivers_for(rules, policy, waivers)
     return evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
 
 

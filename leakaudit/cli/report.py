@@ -25,7 +25,7 @@ def report(
     from datetime import UTC, datetime
 
     from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import load_waivers
+    from leakaudit.gate.waivers import waivers_for
     from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
     from leakaudit.results.files import load_results
@@ -42,7 +42,7 @@ def report(
         mode,
         now=datetime.now(UTC),
         policy=rules,
-        waivers=load_waivers(waivers) if waivers else None,
+        waivers=waivers_for(rules, policy, waivers),
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above

@@ -156,7 +156,7 @@ def judge_age(results: Results, policy: Policy, now: datetime) -> tuple[timedelt
     finished = moment(results.run.finished)
     if finished is None:
         return None, "The results do not say when the audit finished, so their age is unknown."
-    age = now - finished
+    age = max(now - finished, timedelta())  # the audit's clock may be ahead, by up to CLOCK_SLACK
     started = moment(results.run.started)
     if started is not None and finished < started - CLOCK_SLACK:  # not a contradiction: a clock may be set back
         return age, "By its own clock the audit finished before it started, so its age is unknown."

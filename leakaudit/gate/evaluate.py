@@ -23,12 +23,14 @@ from typing import Any
 
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
+from leakaudit.gate.coverage import uncovered
 from leakaudit.gate.evidence import usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
+from leakaudit.gate.undecided import allowed_for_a_time
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
-from leakaudit.gate.waivers import Waivers, waived
+from leakaudit.gate.waivers import Waivers, limits_of, waived
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.consistency import CLOCK_SLACK, contradictions, lacking_steps, moment, unexplained_steps
@@ -70,11 +72,12 @@ def evaluate(
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
-    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
+    warn = length_of(limits_of(policy).warn_before)
+    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
-    return Verdict(
+    verdict = Verdict(
         **_origin(results, policy, now, results_sha256),
         verdict=overall,
         exit_code=overall.exit_code,
@@ -103,6 +106,7 @@ def evaluate(
         waivers_digest="" if waivers is None else waivers.digest,
         problems=(),
     )
+    return allowed_for_a_time(verdict, policy.on_inconclusive, now)
 
 
 def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:
@@ -163,7 +167,8 @@ def _gaps(controls: Sequence[ControlVerdict], age_gap: str, results: Results, po
     broken = next((c.sentence for c in controls if c.name == "negative" and c.state == "failed"), "")
     unasked = [] if results.run.simulated or _asks_what_is_shipped(results, policy) else [_UNASKED]
     age = [age_gap] if age_gap else []
-    return Gaps((*found, *age, *_absent(results), *unmet(results, policy.requires), *unasked), broken)
+    lacking = (*unmet(results, policy.requires), *uncovered(results, policy))
+    return Gaps((*found, *age, *_absent(results), *lacking, *unasked), broken)
 
 
 _UNASKED = (

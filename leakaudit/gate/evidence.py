@@ -61,7 +61,7 @@ class Evidence:
     """Steps whose texts are all too short to have the event."""
     silent: int
     """Steps among the unjudged ones that are unverifiable, or of which words that the rule asks for were not kept."""
-    bounding: int
+    bounding_steps: AbstractSet[str]
     """Steps among `values` that are verified. The others count because something was recovered from them."""
     problem: str
     """Why there is no evidence; empty if there is some."""
@@ -77,6 +77,14 @@ class Evidence:
     """Steps that could have the event, were attacked and could not be judged -> why, in words."""
     least: Mapping[str, float] = field(default_factory=dict)
     """Verified steps among them -> the score that an attack had reached, for a rule on a metric. More time or a better attack may reach more."""
+
+    texts: int = 0
+    """True texts in `bounding_steps` that are long enough for the rule."""
+
+    @property
+    def bounding(self) -> int:
+        """Number of `bounding_steps`."""
+        return len(self.bounding_steps)
 
     @property
     def unjudged(self) -> int:
@@ -106,6 +114,7 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
     values = {name: max(scope.value(a) for a in found.attempts) for name, found in steps.items() if found.attempts}
     left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
     unjudged = {name: found.unjudged for name, found in steps.items() if found.unjudged}
+    bounding = frozenset(name for name, found in steps.items() if found.bounding)
     return Evidence(
         values=values,
         worst=_worst(attempts, scope),
@@ -116,7 +125,8 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
         due=sum(found.due for found in steps.values()),
         left_out=left_out,
         silent=silent,
-        bounding=sum(found.bounding for found in steps.values()),
+        bounding_steps=bounding,
+        texts=scope.texts(bounding),
         problem="" if values else _why_nothing(scope, left_out, silent, {*unjudged.values()}),
         repeated=len(results.steps) - len(scope.by_step),
         beyond=sum(
@@ -288,6 +298,11 @@ class _RuleScope:
         bounding = {step.id for step in self.results.steps if step.verification.status.bounds}
         found = {name: [self.value(a) for a in self.by_step[name] if self.could_show(a)] for name in steps}
         return {name: max(values) for name, values in found.items() if values and name in bounding}
+
+    def texts(self, steps: AbstractSet[str]) -> int:
+        """Count the true texts of some steps that are long enough for the rule."""
+        mine = (attempt for attempt in self.results.attempts if attempt.step in steps)
+        return len({(a.step, s.id) for a in mine for s in a.sequences if _counts(self.rule, s)})
 
     def _why_unjudged(self, step: StepRecord, tried: Sequence[Attempt]) -> str:
         """Return why a step without evidence could not be judged.

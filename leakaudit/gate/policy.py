@@ -1,4 +1,7 @@
-"""The policy: the rules that an audit must satisfy, read from YAML."""
+"""The policy: the rules that an audit must satisfy, read from YAML.
+
+It has over 400 lines, because it describes one file; `policy_parts` holds the parts that other files share, and those that only ask for evidence.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
+from leakaudit.gate.policy_parts import (
+    AllowedUndecided,
+    FileName,
+    Grant,
+    PolicyPart,
+    RequiredCoverage,
+    StepsPerPhase,
+    WaiversFile,
+)
 from leakaudit.plugins import names as plugin_names
 from leakaudit.results.lengths import STARTS
 from leakaudit.results.schema import Amount, Fraction, TextMode
@@ -35,8 +47,7 @@ else:
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
 
-class _Policy(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+_Policy = PolicyPart
 
 
 class EvidencePolicy(_Policy):
@@ -47,6 +58,10 @@ class EvidencePolicy(_Policy):
 
     min_steps: int = Field(default=59, ge=1)
     """Least number of verified steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
+    min_steps_per_phase: StepsPerPhase = StepsPerPhase()
+    """Least number of such steps in each third of the training run, such as {early: 15, middle: 15, late: 15}."""
+    min_texts: int = Field(default=0, ge=0)
+    """Least number of true texts in these steps that can have the event of a rule. A text shorter than the rule asks for does not count."""
     max_error_share: Fraction = 0.02
     """Largest share of the attempts due for a rule that may be lost. An attempt is lost if it crashed, was skipped or was never made, or
     if the update of its step does not come from the kept batch."""
@@ -111,7 +126,7 @@ HIGHEST_LIMIT = 0.99
 a rule with a higher limit could hardly ever fail."""
 
 
-class Requirements(_Policy):
+class Requirements(RequiredCoverage):
     """What the audit must have tried, so that a rule can pass.
 
     Each key may be left out.
@@ -123,10 +138,19 @@ class Requirements(_Policy):
     """Least time limit of each attempt, in seconds."""
     adaptive: bool = False
     """Whether every attack on a defended update must have known the defence."""
-    granted: tuple[str, ...] = ()
+    granted: tuple[Grant, ...] = ()
     """What the threat model must have given the attacks: `labels`, `lengths`, `words`."""
     verified: Fraction = 0.0
     """Least share of the audited steps whose update was verified."""
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Self:
+        most = self.threat_model.granted_at_most
+        if most is not None and (more := [name for name in self.granted if name not in most]):
+            raise ValueError(f"granted requires {more[0]}, which granted_at_most does not allow; no audit could pass")
+        if self.attacks_share is not None and not (self.attacks or self.kinds):
+            raise ValueError("attacks_share says on how many steps attacks or kinds must have run; name one of them")
+        return self
 
 
 class Scope(_Policy):
@@ -253,6 +277,10 @@ class Policy(_Policy):
     """Confidence of the bounds."""
     requires: Requirements = Requirements()
     """What the audit must have tried, so that a rule can pass."""
+    on_inconclusive: AllowedUndecided | None = None
+    """A time in which the gate ends with exit code 0 where nothing is decided; without this key it ends with 4."""
+    waivers: FileName | WaiversFile | None = None
+    """The file of waivers, relative to the policy's folder. `--waivers` names another one."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
     report: ReportPolicy = ReportPolicy()
@@ -311,6 +339,9 @@ def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[
     for name in policy.requires.attacks:
         if problem := plugin_names.unknown(name, names.attacks):
             yield ("requires", "attacks"), f"the attack {problem}"
+    for name in policy.requires.defenses:
+        if problem := plugin_names.unknown(name, names.defenses):
+            yield ("requires", "defenses"), f"the defence {problem}"
     for index, rule in enumerate(policy.rules):
         at: tuple[str | int, ...] = ("rules", index)
         attacks = () if rule.scope.attacks is None else rule.scope.attacks

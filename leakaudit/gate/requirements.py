@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from leakaudit.gate.policy import OBSERVED, Requirements
 from leakaudit.gate.wording import percent
+from leakaudit.plugins.names import is_the_one
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.schema import AttemptStatus, Results
 
@@ -13,7 +14,7 @@ from leakaudit.results.schema import AttemptStatus, Results
 def unmet(results: Results, required: Requirements) -> Iterator[str]:
     """Yield a sentence for each requirement that an audit does not meet."""
     ran = {attempt.attack for attempt in results.attempts if attempt.status is AttemptStatus.RAN}
-    if missing := [name for name in required.attacks if not any(_is(label, name) for label in ran)]:
+    if missing := [name for name in required.attacks if not any(is_the_one(label, name) for label in ran)]:
         yield f"The policy requires the attacks {', '.join(missing)}, which did not run to their end on any step."
     budget = results.run.battery.budget_s
     if required.budget_s is not None and budget < required.budget_s:
@@ -29,11 +30,3 @@ def unmet(results: Results, required: Requirements) -> Iterator[str]:
     if results.steps and verified < required.verified * len(results.steps):
         share = percent(verified / len(results.steps), required.verified)
         yield f"The policy requires {percent(required.verified)} verified steps; {verified} of {len(results.steps)} ({share}) are."
-
-
-def _is(label: str, name: str) -> bool:
-    """Return whether an attack of the battery is the one that a policy names.
-
-    A policy may name its options.
-    """
-    return label == name or label.startswith(f"{name}(")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.evidence import Evidence, gather
+from leakaudit.gate.floors import below
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
 from leakaudit.gate.verdict import RuleVerdict, Status
@@ -50,7 +51,8 @@ def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gap
     unmet = list(gaps.sentences)
     if evidence.values:
         unsure = [] if readers & {*evidence.attacks} else [blind(results, policy, rule, evidence.attacks)]
-        unmet = [*_shortfalls(evidence, policy.evidence), *_too_short(results, policy, rule), *unsure, *unmet]
+        floors = below(results, evidence, policy.evidence)
+        unmet = [*_shortfalls(evidence, policy.evidence), *floors, *_too_short(results, policy, rule), *unsure, *unmet]
     status = Status.INCONCLUSIVE if gaps.broken or (outcome.status is Status.PASS and unmet) else outcome.status
     reasons = unmet if status is Status.INCONCLUSIVE else []
     if gaps.broken:

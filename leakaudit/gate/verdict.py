@@ -209,16 +209,20 @@ class Verdict(_Verdict):
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
     allowed: bool = False
-    """Whether the caller accepts that nothing is decided (`--allow inconclusive`); the verdict itself stays INCONCLUSIVE."""
+    """Whether the caller (`--allow inconclusive`) or the policy (`on_inconclusive`) accepts that nothing is decided; the verdict itself stays
+    INCONCLUSIVE."""
 
-    def allowing_inconclusive(self) -> Verdict:
-        """Return this verdict for a caller that accepts an undecided one.
+    def allowing_inconclusive(self, said: str = "The caller allows an undecided verdict.") -> Verdict:
+        """Return this verdict where an undecided one is accepted.
 
         Only missing evidence is accepted: where texts came back, or where anything else than INCONCLUSIVE was found, nothing changes.
+
+        Args:
+            said: who accepts it, in a sentence.
         """
-        if self.verdict is not Status.INCONCLUSIVE or self.texts_back:
+        if self.verdict is not Status.INCONCLUSIVE or self.texts_back or self.allowed:
             return self
-        sentence = f"{self.sentence} The caller allows an undecided verdict."
+        sentence = f"{self.sentence} {said}"
         return self.model_copy(update={"allowed": True, "exit_code": ExitCode.PASS, "sentence": sentence})
 
 

@@ -7,40 +7,23 @@ ceiling count as before, and so does every rule from the day after the waiver's 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from leakaudit.config.strict_yaml import read_yaml
-from leakaudit.gate.policy import ANY, SHIPPED, RuleId
+from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
+from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
 from leakaudit.gate.wording import percent
 from leakaudit.results.schema import Fraction
-
-MAX_DAYS = 90
-"""Longest life of a waiver in days. Our choice: a quarter, after which somebody has to decide again."""
-
-WARN_DAYS = 14
-"""Days before its end from which a waiver is announced to end. Our choice."""
+from leakaudit.results.wording import counted
 
 
-def _said(text: str) -> str:
-    if not text.strip():
-        raise ValueError("is blank; say it in words")
-    return text.strip()
-
-
-Words = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_said)]
-
-
-class _Waivers(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
-
-
-class WaiverScope(_Waivers):
+class WaiverScope(PolicyPart):
     """Where a waiver holds."""
 
     defense: str = SHIPPED
@@ -49,7 +32,7 @@ class WaiverScope(_Waivers):
     """Id of the one run for which it holds; `any` for every run."""
 
 
-class Waiver(_Waivers):
+class Waiver(PolicyPart):
     """One exception."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -81,7 +64,7 @@ class Waiver(_Waivers):
         return self
 
 
-class Waivers(_Waivers):
+class Waivers(PolicyPart):
     """All exceptions, as a file holds them.
 
     `leakaudit schema waivers` prints the JSON Schema of this class.
@@ -105,17 +88,55 @@ class Waivers(_Waivers):
         return f"sha256:{hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()}"
 
 
-def load_waivers(path: Path) -> Waivers:
+def load_waivers(path: Path, max_days: int = MAX_DAYS) -> Waivers:
     """Read a file of waivers.
+
+    Args:
+        path: the file.
+        max_days: longest life of a waiver that the policy accepts.
 
     Raises:
         ConfigError: one line for each problem, with the line of the file.
     """
-    return read_yaml(path, Waivers)
+    return read_yaml(path, Waivers, check=lambda found: _too_long(found, max_days))
+
+
+def _too_long(found: Waivers, max_days: int) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    for index, waiver in enumerate(found.waivers):
+        last = waiver.created + timedelta(days=max_days)
+        if waiver.expires > last:
+            said = f"waiver {waiver.id!r}: lives longer than the {max_days} days of the policy; the last day allowed is {last}"
+            yield ("waivers", index, "expires"), said
+
+
+def limits_of(policy: Policy) -> WaiversFile:
+    """Return the policy's file of waivers with its limits; `.` for no file."""
+    named = policy.waivers
+    return named if isinstance(named, WaiversFile) else WaiversFile(file=named or ".")
+
+
+def waivers_for(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Waivers | None:
+    """Read the waivers that hold for a policy.
+
+    Args:
+        policy: it may name a file, and limits that hold for every file.
+        policy_file: where the policy was read from; None for a built-in one.
+        given: a file that the caller names in place of the policy's.
+
+    Returns:
+        The waivers; None if neither names a file.
+
+    Raises:
+        ConfigError: a file that is named cannot be read, or says too little.
+    """
+    limits = limits_of(policy)
+    if given is None and policy.waivers is not None and policy_file is not None:
+        given = policy_file.parent / limits.file
+    return None if given is None else load_waivers(given, limits.max_days)
 
 
 def waived(
-    rules: Sequence[RuleVerdict], waivers: Waivers, run: str, now: datetime
+    rules: Sequence[RuleVerdict], waivers: Waivers, run: str, now: datetime, warn: timedelta
 ) -> tuple[list[RuleVerdict], tuple[WaiverVerdict, ...]]:
     """Apply waivers to judged rules.
 
@@ -124,6 +145,7 @@ def waived(
         waivers: the exceptions.
         run: id of the run.
         now: the time of judgement, with time zone.
+        warn: time before its end from which a waiver is announced to end.
 
     Returns:
         The rules, of which waived ones say so, and what became of each waiver.
@@ -132,7 +154,7 @@ def waived(
     for waiver in waivers.waivers:
         number = next((n for n, rule in enumerate(found) if _is_about(waiver, rule, run)), None)
         rule = None if number is None else found[number]
-        state, why = _state(waiver, rule, today)
+        state, why = _state(waiver, rule, today, warn)
         said.append(_verdict(waiver, state, why))
         if state == "applies" and rule is not None and number is not None and not rule.waived:
             until = f"waived until {waiver.expires} by {waiver.owner} ({waiver.id}): {waiver.reason}"
@@ -147,7 +169,7 @@ def _is_about(waiver: Waiver, rule: RuleVerdict, run: str) -> bool:
 State = Literal["applies", "expired", "not yet", "unused", "no such rule", "critical", "undecided", "over its ceiling"]
 
 
-def _state(waiver: Waiver, rule: RuleVerdict | None, today: date) -> tuple[State, str]:
+def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelta) -> tuple[State, str]:
     """Return what becomes of a waiver, and why in words."""
     if rule is None:
         return (
@@ -170,8 +192,8 @@ def _state(waiver: Waiver, rule: RuleVerdict | None, today: date) -> tuple[State
             "over its ceiling",
             f"the rule reached {percent(reached)}, above the ceiling of {percent(waiver.ceiling)}",
         )
-    left = (waiver.expires - today).days
-    soon = f"; it ends in {left} days" if left <= WARN_DAYS else ""
+    left = waiver.expires - today
+    soon = f"; it ends in {counted(left.days, 'day')}" if left <= warn else ""
     return "applies", f"{waiver.owner} accepts it until {waiver.expires}: {waiver.reason}{soon}"
 
 

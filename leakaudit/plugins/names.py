@@ -80,6 +80,17 @@ def unknown(name: str, known: Iterable[str]) -> str | None:
     return f"{name!r} is unknown; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
 
 
+def is_the_one(label: str, name: str) -> bool:
+    """Return whether a plugin with its options is the one that a policy names.
+
+    A policy may name the options.
+
+    >>> is_the_one("tag(steps=3)", "tag"), is_the_one("tag(steps=3)", "tag(steps=9)")
+    (True, False)
+    """
+    return label == name or label.startswith(f"{name}(")
+
+
 def _in_source(kind: str) -> frozenset[str]:
     """Return the names in lines such as `@attack("name")` of a plugin folder."""
     decorator = re.compile(rf'^@{kind}\("([^"]+)"\)$', re.MULTILINE)

@@ -306,6 +306,7 @@ def _sequences(results: Results) -> Iterator[str]:
             yield f"{name} has other sequences than {known.attack} under {known.defense}"
     for attempt in first.values():
         yield from _lengths(attempt, steps[attempt.step], results.min_tokens)
+        yield from _hidden_size(attempt, steps[attempt.step], results.regime.hidden)
 
 
 def _facts(sequence: SequenceScore) -> tuple[str, str, bool]:
@@ -330,6 +331,17 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
     sentences = sum(sequence.long_enough for sequence in attempt.sequences)
     if step.n_sentences is not None and step.n_sentences != sentences:
         yield f"step {step.id} has {step.n_sentences} sentences, but {sentences} of its sequences are long enough"
+
+
+def _hidden_size(attempt: Attempt, step: StepRecord, hidden: int | None) -> Iterator[str]:
+    """Compare a step's longest text with its statement on the hidden size.
+
+    The tokens of one text are at different places, so they are different inputs.
+    """
+    ranges = [bounds_of(sequence.min_tokens_bucket) for sequence in attempt.sequences]
+    longest = max((bounds[0] for bounds in ranges if bounds is not None), default=0)
+    if step.beyond_hidden is False and hidden is not None and longest >= hidden:
+        yield f"step {step.id} has a text of {longest} tokens or more, but fewer inputs than the hidden size of {hidden}"
 
 
 # ------------------------------------------------------------------------------------------- summaries, controls, the rest

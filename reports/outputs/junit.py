@@ -13,7 +13,7 @@ from leakaudit.gate.verdict import ControlVerdict, RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.wording import meaning
 
-ALLOWED = "undecided, which the caller allows"
+ALLOWED = "undecided, which is allowed here"
 """Why a test is skipped."""
 
 

@@ -31,7 +31,7 @@ NEXT = {
 """What to do next."""
 
 ALLOWED = (
-    "Nothing is decided, and the caller allows that. Audit more steps: this is no evidence that the updates are safe."
+    "Nothing is decided, and that is allowed here. Audit more steps: this is no evidence that the updates are safe."
 )
 """What to do next where an undecided verdict is accepted."""
 

@@ -189,8 +189,9 @@ def test_the_command_reads_waivers_and_rehearses_their_end(tmp_path: Path) -> No
     assert on_time.exit_code == 0 and "WAIVED" in on_time.output, on_time.output
     late = CliRunner().invoke(gate_command, [*common, str(TODAY + timedelta(days=31))])
     assert late.exit_code == 3 and "it expired on" in late.output
-    assert CliRunner().invoke(gate_command, [*common, "tomorrow"]).exit_code == 2
     assert date.fromisoformat(json.loads((tmp_path / "verdict.json").read_text())["waivers"][0]["expires"]) > TODAY
+    assert CliRunner().invoke(gate_command, [*common, "tomorrow"]).exit_code == 2
+    assert not (tmp_path / "verdict.json").exists()  # it would be that of another call
 
 
 def test_an_undecided_verdict_may_be_allowed_and_stays_undecided(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ def endless(data: dict[str, Any]) -> None:
         item["wall_s"] = 1.7e308
 
 
+def a_small_model(data: dict[str, Any]) -> None:
+    data["regime"]["hidden"] = 9  # texts have 9-16 tokens
+    data["steps"][0]["beyond_hidden"] = False
+
+
 def one_number(data: dict[str, Any]) -> None:
     for item in data["steps"]:
         item["step"] = 0
@@ -180,6 +185,10 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "finished at '9999-12-31T23:59:59-23:00', which is not a point in time",
     ),
     "no date": (put("run", "finished", value="yesterday"), "finished at 'yesterday', which is not a point in time"),
+    "a text as long as the hidden size": (
+        a_small_model,
+        "step st-000000 has a text of 9 tokens or more, but fewer inputs than the hidden size of 9",
+    ),
     "an attack run and not run": (
         put("coverage", "not_run", value=[{"what": "span", "why": "known to the tool"}]),
         "the attack 'span' is in the battery and among those that were not run",
