@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.client.local_steps import delta_divisor
-from leakaudit.plugins import ClientStep, Defense, Observation, defense, root_mean_square
+from leakaudit.plugins import ClientStep, Defense, Update, defense, root_mean_square
 
 
 @defense("clip-difference")
@@ -34,6 +34,7 @@ class ClipDifference(Defense):
     meaning: ClassVar[str] = "Cuts the difference of the weights to a norm and adds Gaussian noise."
     identity: ClassVar[Mapping[str, Any]] = {"norm": math.inf, "sigma": 0.0}
     resized: ClassVar[bool] = True
+    on_update = True
     source: ClassVar[str] = (
         "McMahan et al. 2018, Algorithm 1 (clipping of a user's update); Flower's LocalDpMod (noise at the client)"
     )
@@ -49,26 +50,24 @@ class ClipDifference(Defense):
         if self.unit is not None and not 0 < self.unit < math.inf:
             raise ValueError(f"unit must be above 0 and finite, got {self.unit}")
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the clipped update with noise.
+    def prepared(self, clean: Update, unit: float) -> Self:
+        """Return the defence with the unit of the update filled in."""
+        return replace(self, unit=unit) if self.unit is None else self
 
-        `rng` draws it in the order of the update's names. The result declares all knobs, with the real `unit`.
-        """
-        if self.is_identity():
-            return seen
-        known = self.settled(step, seen.update)
-        sigma = known.added_noise(step, seen.update)
-        noisy = {
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the clipped update with noise, drawn in the order of its names."""
+        unit = self.unit or 1.0
+        sigma = self.sigma / unit
+        return {
             name: tensor + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
-            for name, tensor in known._clipped(step, seen.update).items()
+            for name, tensor in self._clipped(update, unit).items()
         }
-        return seen.under(known.declared(), noisy)
 
-    def settled(self, step: ClientStep, sent: Mapping[str, Tensor]) -> Self:
+    def settled(self, step: ClientStep, sent: Update) -> Self:
         """Return the defence with the step's unit filled in."""
         return self if self.is_identity() else replace(self, unit=self._unit(step))
 
-    def added_noise(self, step: ClientStep, clean: Mapping[str, Tensor]) -> float:
+    def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return sigma in the units of the update."""
         return self.sigma / self._unit(step)
 
@@ -76,7 +75,7 @@ class ClipDifference(Defense):
         """Return the defence that only clips."""
         return replace(self, sigma=0.0)
 
-    def noise(self, sent: Mapping[str, Tensor], before: float = 0.0) -> float:
+    def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the standard deviation of all noise on `sent`.
 
         Clipping may make earlier noise smaller, so the result is an upper bound. Without a unit it is all of `sent`.
@@ -85,14 +84,12 @@ class ClipDifference(Defense):
             return root_mean_square(sent)
         return math.hypot(before, self.sigma / (self.unit or 1.0))
 
-    def expected(
-        self, step: ClientStep, recomputed: Mapping[str, Tensor], observed: Mapping[str, Tensor], tolerance: float
-    ) -> Mapping[str, Tensor]:
+    def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the clipped update."""
-        return recomputed if self.is_identity() else self._clipped(step, recomputed)
+        return recomputed if self.is_identity() else self._clipped(recomputed, self._unit(step))
 
-    def _clipped(self, step: ClientStep, update: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        norm = float(torch.stack([g.double().norm() for g in update.values()]).norm()) * self._unit(step)
+    def _clipped(self, update: Update, unit: float) -> dict[str, Tensor]:
+        norm = float(torch.stack([g.double().norm() for g in update.values()]).norm()) * unit
         factor = min(1.0, self.norm / norm) if norm else 1.0
         return {name: factor * g for name, g in update.items()}
 

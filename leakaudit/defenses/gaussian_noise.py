@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
+from leakaudit.plugins import AdditiveNoise, Update, defense
 
 
 @defense("gaussian-noise")
@@ -27,17 +27,10 @@ class GaussianNoise(AdditiveNoise):
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with noise.
-
-        `rng` draws it in the order of the update's names.
-        The result declares `scale` and `sigma`, the latter in the update's units.
-        """
-        if self.is_identity():
-            return seen
-        sigma = self.added_noise(step, seen.update)
-        noisy = {
-            name: tensor + sigma * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
-            for name, tensor in seen.update.items()
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the update with noise, drawn in the order of its names."""
+        level = self.sigma or 0.0
+        return {
+            name: tensor + level * torch.randn(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
+            for name, tensor in update.items()
         }
-        return seen.under(replace(self, sigma=sigma).declared(), noisy)

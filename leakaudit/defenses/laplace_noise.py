@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import AdditiveNoise, ClientStep, Observation, defense
+from leakaudit.plugins import AdditiveNoise, Update, defense
 
 
 @defense("laplace-noise")
@@ -26,22 +26,15 @@ class LaplaceNoise(AdditiveNoise):
     protects: ClassVar[str] = "Blurs every entry of the update for everybody who sees it."
     cost: ClassVar[str] = "Slower and worse training, growing with the scale."
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the update with noise.
-
-        `rng` draws it in the order of the update's names.
-        The result declares `scale` and `sigma`, the noise's standard deviation in the update's units.
-        """
-        if self.is_identity():
-            return seen
-        sigma = self.added_noise(step, seen.update)
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the update with noise, drawn in the order of its names."""
+        level = (self.sigma or 0.0) / 2**0.5
 
         def noise(like: Tensor) -> Tensor:
             # The difference of two exponential variables of mean b is Laplace(b). This avoids the logarithm of a drawn 0.
             one = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
             two = torch.empty(like.shape, device=rng.device).exponential_(generator=rng)
-            drawn: Tensor = (sigma / 2**0.5) * (one - two)
+            drawn: Tensor = level * (one - two)
             return drawn.to(like.device)
 
-        noisy = {name: tensor + noise(tensor) for name, tensor in seen.update.items()}
-        return seen.under(replace(self, sigma=sigma).declared(), noisy)
+        return {name: tensor + noise(tensor) for name, tensor in update.items()}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense
+from leakaudit.plugins import ClientStep, Defense, Update, defense
 
 Choice = Literal["magnitude", "random"]
 
@@ -38,6 +38,7 @@ class Prune(Defense):
     meaning: ClassVar[str] = "Sends only the largest entries of the update, or random ones, and zero for the others."
     identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
     zeroed: ClassVar[bool] = True
+    on_update = True
     source: ClassVar[str] = (
         "Zhu et al. 2019 (magnitude); LAMP (Balunovic et al. 2022, App. C.2), GRAB (Feng et al. 2024, Sec. 5.5.2) (random)"
     )
@@ -51,21 +52,20 @@ class Prune(Defense):
         if self.choose not in get_args(Choice):
             raise ValueError(f"choose must be one of {', '.join(get_args(Choice))}, got {self.choose!r}")
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
         """Return the update with entries set to zero.
 
-        The result declares the knobs, unless the share is too small to prune an entry. With `choose=magnitude`, entries as large as the
-        largest pruned one are pruned, too.
+        It is the update itself if the share is too small to prune an entry. With `choose=magnitude`, entries as large as the largest pruned
+        one are pruned, too.
         """
-        if self.share and self.choose == "random":
-            return seen.under(self.declared(), self._masked(seen.update, rng))
-        magnitudes = torch.cat([tensor.abs().flatten() for tensor in seen.update.values()])  # (entries,)
+        if self.choose == "random":
+            return self._masked(update, rng)
+        magnitudes = torch.cat([tensor.abs().flatten() for tensor in update.values()])  # (entries,)
         pruned = math.floor(self.share * len(magnitudes))
         if pruned == 0:
-            return seen
+            return update
         threshold = magnitudes.kthvalue(pruned).values
-        kept = {name: tensor * (tensor.abs() > threshold) for name, tensor in seen.update.items()}
-        return seen.under(self.declared(), kept)
+        return {name: tensor * (tensor.abs() > threshold) for name, tensor in update.items()}
 
     def _masked(self, update: Update, rng: torch.Generator) -> dict[str, Tensor]:
         """Return the update with each entry set to zero with probability `share`."""

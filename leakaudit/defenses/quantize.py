@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense, uncertainties
+from leakaudit.plugins import ClientStep, Defense, Update, defense, uncertainties
 
 EXACT_BITS = 32
 """Bits of an entry of the update; with this number, nothing is quantised."""
@@ -30,6 +30,7 @@ class Quantize(Defense):
     label: ClassVar[str] = "quantisation"
     meaning: ClassVar[str] = "Rounds every entry of the update at random to one of a few evenly spaced values."
     identity: ClassVar[Mapping[str, Any]] = {"bits": EXACT_BITS}
+    on_update = True
     source: ClassVar[str] = "after QSGD (Alistarh et al. 2017); levels relative to the largest magnitude: our choice"
     protects: ClassVar[str] = "Hides small differences; with few bits most small entries become zero."
     cost: ClassVar[str] = "Noisier training at few bits; the traffic shrinks with them."
@@ -39,13 +40,11 @@ class Quantize(Defense):
         if self.bits != EXACT_BITS and not 2 <= self.bits <= 16:
             raise ValueError(f"bits must be 2 to 16, or {EXACT_BITS} for none, got {self.bits}")
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the quantised update. The result declares `bits`.
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the quantised update.
 
         `rng` draws the roundings in the order of the update's names.
         """
-        if self.bits == EXACT_BITS:
-            return seen
         steps = 2 ** (self.bits - 1) - 1
 
         def quantised(tensor: Tensor) -> Tensor:
@@ -57,8 +56,7 @@ class Quantize(Defense):
             sent: Tensor = levels * (largest / steps)
             return sent
 
-        update = {name: quantised(tensor) for name, tensor in seen.update.items()}
-        return seen.under(self.declared(), update)
+        return {name: quantised(tensor) for name, tensor in update.items()}
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return for each entry the possible level nearest to the observed value."""

@@ -55,6 +55,19 @@ class Round(Defense):
         """Whether an entry that moved a little may be sent as if it had not moved."""
         return self.of == "weights"
 
+    @property
+    def on_update(self) -> bool:  # type: ignore[override]  # of the knobs, not of the class
+        """Whether the update is rounded, and not the weights or their difference."""
+        return self.of == "update"
+
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the update, each entry rounded, in float32 again.
+
+        Raises:
+            ValueError: an entry is too large for the format.
+        """
+        return self._finite({name: self._sent(tensor) for name, tensor in update.items()})
+
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the rounded update, in float32 again. The result declares `dtype`.
 
@@ -64,9 +77,12 @@ class Round(Defense):
         if self.dtype == "fp32":
             return seen
         rounded = {n: self._rounded(tensor, *self._wire(step, n)) for n, tensor in seen.update.items()}
+        return seen.under(self.declared(), self._finite(rounded))
+
+    def _finite(self, rounded: dict[str, Tensor]) -> dict[str, Tensor]:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in rounded.values()):
             raise ValueError(f"an entry of the update is too large for {self.dtype}; scale the loss down or use bf16")
-        return seen.under(self.declared(), rounded)
+        return rounded
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the rounded entries.

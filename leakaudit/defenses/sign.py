@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense, root_mean_square, uncertainties
+from leakaudit.plugins import ClientStep, Defense, Update, defense, root_mean_square, uncertainties
 
 NEAR_ZERO = 10.0
 """An entry may have either sign if it is below this many times its error. Our choice: the tolerance bounds the error of all entries
@@ -31,16 +31,14 @@ class Sign(Defense):
     meaning: ClassVar[str] = "Sends only the sign of every entry of the update."
     identity: ClassVar[Mapping[str, Any]] = {"entries": "none"}
     resized: ClassVar[bool] = True
+    on_update = True
     source: ClassVar[str] = "signSGD (Bernstein et al. 2018, Algorithm 1)"
     protects: ClassVar[str] = "Hides how large any entry is."
     cost: ClassVar[str] = "Another optimiser: the server sees directions only; a thirty-second of the traffic."
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the signs. The result declares `entries`."""
-        if self.entries == "none":
-            return seen
-        signs = {name: tensor.sign() for name, tensor in seen.update.items()}
-        return seen.under(self.declared(), signs)
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return the signs."""
+        return {name: tensor.sign() for name, tensor in update.items()}
 
     def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the root mean square of `sent` if there was noise before.

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from leakaudit.client.facts import DeclaredDefense
+from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
 
@@ -44,6 +45,8 @@ class Defense(Protocol):
     """Whether it sets entries to zero, so that a zero says nothing about the gradient."""
     resized: ClassVar[bool] = False
     """Whether it changes the length of the update by an unknown factor."""
+    on_update: bool = False
+    """Whether what is sent follows from the update alone (`changed`). Training can then apply the defence to its own gradients."""
     per_example: ClassVar[bool] = False
     """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
 
@@ -57,7 +60,35 @@ class Defense(Protocol):
             seen: what is sent without this defence. It is not changed.
             rng: source of all random numbers.
         """
-        ...
+        if self.is_identity():
+            return seen
+        unit = delta_divisor(step.facts) if step.facts.view == "delta" else 1.0
+        prepared = self.prepared(seen.update, unit)
+        sent = prepared.changed(seen.update, rng)
+        return seen if sent is seen.update else seen.under(prepared.declared(), sent)
+
+    def prepared(self, clean: Update, unit: float) -> Self:
+        """Return the defence with the knobs filled in that depend on an update.
+
+        Args:
+            clean: parameter name -> update before this defence.
+            unit: what a difference of weights is divided by to give `clean` (the sum of the learning rates); 1 for a gradient.
+        """
+        return self
+
+    def changed(self, update: Update, rng: torch.Generator) -> Update:
+        """Return what is sent instead of an update; `update` itself if nothing changes.
+
+        The battery and the training both call it, so that what is audited is what is shipped. It is called on a prepared defence.
+
+        Args:
+            update: parameter name -> update before this defence. It is not changed.
+            rng: source of all random numbers, used in the order of the names.
+
+        Raises:
+            NotImplementedError: what is sent does not follow from the update alone (`on_update` is False).
+        """
+        raise NotImplementedError(f"{self.name} needs more than the update")
 
     @property
     def clipping_bound(self) -> float | None:

@@ -23,6 +23,7 @@ class AdditiveNoise(Defense):
     """Standard deviation of the noise in the units of the update, as papers give it. If it is set, `scale` is ignored."""
 
     identity: ClassVar[Mapping[str, Any]] = {"scale": 0.0}
+    on_update = True
 
     def __post_init__(self) -> None:
         """Refuse negative noise."""
@@ -35,13 +36,17 @@ class AdditiveNoise(Defense):
         """Return whether no noise is added."""
         return (self.scale if self.sigma is None else self.sigma) == 0
 
+    def prepared(self, clean: Update, unit: float) -> Self:
+        """Return the same noise with `sigma` computed from the clean update."""
+        return replace(self, sigma=self.scale * root_mean_square(clean)) if self.sigma is None else self
+
     def settled(self, step: ClientStep, sent: Update) -> Self:
         """Return the same noise with `sigma` filled in."""
         return self if self.is_identity() else replace(self, sigma=self._level(sent))
 
     def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return `sigma`, or `scale` times the root mean square of `clean`."""
-        return self.scale * root_mean_square(clean) if self.sigma is None else self.sigma
+        return float(self.prepared(clean, 1.0).sigma or 0.0)
 
     def without_noise(self) -> Self:
         """Return no noise at all."""
