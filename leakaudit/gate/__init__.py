@@ -11,6 +11,7 @@ __all__ = [
     "evaluate",
     "events",
     "evidence",
+    "explained",
     "outcome",
     "policy",
     "requirements",
