@@ -215,19 +215,20 @@ _MOST_REASONS = 3
 def _next(found: RuleVerdict, policy: Policy, seen: Seen) -> str:
     """Return what to do after what a rule found."""
     if found.status is Status.PASS:
-        return "nothing about this rule. It speaks of the attacks that ran, and of no others."
+        return "Nothing about this rule. It speaks of the attacks that ran, and of no others."
     if found.status is Status.FAIL:
         worst = f" Look first at step {found.worst.step} (attack {found.worst.attack})." if found.worst else ""
-        return f"do not ship.{worst}{_defences(found, seen)}"
+        return f"Do not ship.{worst}{_defences(found, seen)}"
     if found.n == 0:
-        return "audit with an attack that can show this, on steps that can have it."
+        return "Audit with an attack that can show this, on steps that can have it."
     missing = max(found.more_clean_steps or 0, policy.evidence.min_steps - found.n)
     if missing > 0:
-        rest = " The other reasons must go as well." if len(found.reasons) > 1 else ""
+        others = len(found.reasons) - (found.n < policy.evidence.min_steps)
+        rest = " Correct what the other reasons name as well." if others > 0 else ""
         return (
             f"audit {counted(missing, 'more step')} at the least; if none of them leaks, their number is enough.{rest}"
         )
-    return "correct what the reasons name, and audit again." if found.reasons else "audit more steps, and judge again."
+    return "Correct what the reasons name, and audit again." if found.reasons else "Audit more steps, and judge again."
 
 
 def _defences(found: RuleVerdict, seen: Seen) -> str:

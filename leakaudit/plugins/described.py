@@ -91,19 +91,19 @@ def plugin_topic(plugin: Described) -> Topic:
 
 def _attack(plugin: Described) -> list[tuple[str, str]]:
     tells = {
-        "text": "Texts, word for word or in part. What it recovers of a real step is a fact.",
+        "text": "Texts of the batch, whole or in part. What it recovers is a fact.",
         "words": "Words of the batch in any order. What it names rightly is a fact.",
         "labels": "How many examples of each class the batch has.",
     }[plugin.goal]
-    limit = "where a step has as many tokens as the hidden size it says nothing, and " if plugin.token_limit else ""
+    ends = "steps with as many tokens as the hidden size, " if plugin.token_limit else ""
     return [
         ("It recovers", tells),
         (
             "Who could run it",
             _ended(_capital(plugin.threat_model)) if plugin.threat_model else "Its author does not say.",
         ),
-        ("It does not tell", _capital(f"{limit}finding nothing bounds this attack at its time limit and no other.")),
-        ("What to do", f"Name it in `attacks` of the audit, or try `leakaudit simulate --attacks {plugin.name}`."),
+        ("It does not tell", f"If it finds nothing: anything about {ends}other attacks or more time."),
+        ("What to do", f"Name it in `attacks` of the audit (`--attacks {plugin.name}`)."),
     ]
 
 
