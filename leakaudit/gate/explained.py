@@ -166,8 +166,8 @@ def _weight(rule: Rule) -> str:
     """Return a sentence on what the rule means for the verdict."""
     if rule.level == "warn":
         return "At level warn it is shown and never changes the verdict."
-    waiver = "cannot be waived" if rule.severity == "critical" else "can be waived for a time"
-    return f"Its severity is {rule.severity}; it decides the verdict and {waiver}."
+    waiver = "cannot be waived" if rule.severity == "critical" else "can be waived"
+    return f"It decides the verdict and {waiver} (severity {rule.severity})."
 
 
 def _fails(rule: Rule, confidence: float) -> str:
@@ -226,7 +226,7 @@ def _next(found: RuleVerdict, policy: Policy, seen: Seen) -> str:
         others = len(found.reasons) - (found.n < policy.evidence.min_steps)
         rest = " Correct what the other reasons name as well." if others > 0 else ""
         return (
-            f"audit {counted(missing, 'more step')} at the least; if none of them leaks, their number is enough.{rest}"
+            f"Audit {counted(missing, 'more step')} at the least; if none of them leaks, their number is enough.{rest}"
         )
     return "Correct what the reasons name, and audit again." if found.reasons else "Audit more steps, and judge again."
 
