@@ -64,13 +64,13 @@ EXPLAINED: dict[ExitCode, Explanation] = {
         do="Correct what the line names. `leakaudit doctor` checks the machine.",
     ),
     ExitCode.FAIL: Explanation(
-        what="The policy is violated: more was recovered than it allows.",
+        what="The policy is violated: more was recovered than it allows. For `compare` and `nightly` also: worse than before.",
         tells="A recovered text is proof, whatever else the audit missed.",
         tells_not="How much other attacks or more time would recover: it may be more.",
         do="Do not ship. `leakaudit report RUN` shows what came back; try a defence that passes.",
     ),
     ExitCode.INCONCLUSIVE: Explanation(
-        what="The evidence is not enough for PASS or for FAIL. No command uses this code for anything else.",
+        what="The evidence is not enough for PASS or for FAIL. For `compare`: the two audits cannot be compared.",
         tells="Steps, controls or attacks are missing, or the rate lies too near its limit. The verdict says which.",
         tells_not="That the updates are safe: not tested is not a pass. Texts may have come back all the same.",
         do="Audit more steps or correct what the reasons name, and judge again. `--allow inconclusive` ends with 0 "
@@ -104,7 +104,7 @@ EXPLAINED: dict[ExitCode, Explanation] = {
         what="Somebody pressed Ctrl-C (128 plus the number of the signal, 2).",
         tells="The results of the finished attempts are written, and say that they were interrupted.",
         tells_not="What the attempts that are left would have found.",
-        do="Start the command again; steps that are kept are audited then.",
+        do="Start the command again, or judge what is there with `leakaudit gate`.",
     ),
 }
 """Exit code -> what `leakaudit explain` says of it."""

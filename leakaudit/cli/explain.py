@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -137,7 +137,9 @@ def _plugins(results: Results | None) -> Iterator[Entry]:
     if results is None:
         return
     taken = results.catalogue
-    for kind, entries in {"attack": taken.attacks, "defense": taken.defenses, "metric": taken.metrics}.items():
+    described: dict[str, Mapping[str, PluginEntry]]
+    described = {"attack": taken.attacks, "defense": taken.defenses, "metric": taken.metrics}
+    for kind, entries in described.items():
         for name, entry in entries.items():
             if name.partition("(")[0] not in tables[kind]:
                 yield Entry(_NOUNS[kind], name, partial(_of_run, kind, name, entry), of_run=True)

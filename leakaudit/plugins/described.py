@@ -194,7 +194,7 @@ def _value(module: str, node: ast.expr) -> Any:
     home = _definition(module, node.id) if isinstance(node, ast.Name) else None
     if home is None or isinstance(home[1], ast.ClassDef):
         raise ValueError(f"{module}, line {node.lineno}: write a plain text, so that it can be read without torch")
-    return _value(*home)
+    return _value(home[0], home[1])
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.expr | ast.ClassDef] | None:

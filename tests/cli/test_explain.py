@@ -18,7 +18,7 @@ from leakaudit.explanation import COLUMNS
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.explained import WORDS, fewest_steps
-from leakaudit.gate.policy import default_policy, round_policy
+from leakaudit.gate.policy import Policy, default_policy, round_policy
 from leakaudit.gate.verdict import ControlVerdict, Status
 from leakaudit.plugins.described import Described, described
 from leakaudit.reports import print_verdict
@@ -258,7 +258,7 @@ def test_a_run_explains_plugins_of_other_packages_and_nothing_else(tmp_path: Pat
 def test_the_gate_names_the_command_where_it_does_not_pass() -> None:
     """A rule of one's own policy needs the file; a pass needs nothing."""
 
-    def last_line(found: Results, rules: object = None) -> str:
+    def last_line(found: Results, rules: Policy | None = None) -> str:
         out = io.StringIO()
         verdict = gate.evaluate(found, rules or default_policy(), now=NOW)
         print_verdict(verdict, console=Console(file=out, width=100, no_color=True))
