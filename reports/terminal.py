@@ -14,7 +14,8 @@ from rich.text import Text
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.regular_files import read_regular
-from leakaudit.gate.verdict import Verdict
+from leakaudit.gate.explained import is_built_in
+from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import found_in, means_of
@@ -104,6 +105,18 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
     for waiver in verdict.waivers:
         console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
+    if hint := _hint(verdict):
+        console.print(Text(plain(hint), style="dim"))
+
+
+def _hint(verdict: Verdict) -> str:
+    """Return which command says more on a verdict that is not PASS."""
+    if verdict.verdict is Status.PASS:
+        return ""
+    if verdict.deciding_rule is None:
+        return f"`leakaudit explain exit-code {verdict.exit_code}` says what this means and what to do."
+    own = "" if is_built_in(verdict) else " --policy FILE"
+    return f"`leakaudit explain {verdict.deciding_rule}{own}` says what this rule asks."
 
 
 def _console(console: Console | None) -> Console:

@@ -13,6 +13,7 @@ __all__ = [
     "evaluate",
     "events",
     "evidence",
+    "explained",
     "floors",
     "outcome",
     "policy",

@@ -44,6 +44,10 @@ class Event:
     """What leaked, in a cell of the report: `every word`."""
     verb: str
     """What the step did, in the last line of training: `leaked every word of the batch`."""
+    tells: str
+    """What one learns from the event, in a sentence of `leakaudit explain`."""
+    tells_not: str
+    """What one does not learn if it did not happen, in a sentence of `leakaudit explain`."""
     kind: Kind = "text"
     """What an attack must have recovered from its canary step, so that it counts when it does not show the event."""
     any_length: bool = False
@@ -125,6 +129,8 @@ EVENTS: dict[str, Event] = {
         short="a sentence came back",
         noun="a sentence",
         verb="leaked a sentence",
+        tells="A long text of the batch stands word for word in what the attack returned.",
+        tells_not="That nothing leaked: shorter texts, single words and paraphrases do not count here.",
         long_texts=True,
         tells_reach=True,
     ),
@@ -138,6 +144,8 @@ EVENTS: dict[str, Event] = {
         short="a whole text came back",
         noun="a whole text",
         verb="leaked a whole text",
+        tells="A text of the batch stands word for word in what the attack returned, whatever its length.",
+        tells_not="Much, if the text has one or two words: those may come back by luck, so let a rule ask for a length (`min_tokens: 3`).",
         any_length=True,
         tells_reach=True,
     ),
@@ -152,6 +160,8 @@ EVENTS: dict[str, Event] = {
         short="every word came back",
         noun="every word",
         verb="leaked every word of the batch",
+        tells="Whoever sees the update can list the words of the batch, such as names and diagnoses, in any order.",
+        tells_not="That nothing leaked: an attack may name most of the words, or recover one text of many.",
     ),
     "most_words": Event(
         happened=_recorded("most_words"),
@@ -163,6 +173,8 @@ EVENTS: dict[str, Event] = {
         short="most words of a text came back",
         noun="most words of a text",
         verb="leaked most words of a text",
+        tells="Enough of a text is known to say what it is about.",
+        tells_not="That nothing leaked: fewer words may be the ones that matter, such as a name.",
         long_texts=True,
     ),
     "in_reach": Event(
@@ -175,6 +187,8 @@ EVENTS: dict[str, Event] = {
         short="a text was in reach",
         noun="a text in reach",
         verb="had a text in reach of an attack",
+        tells="The update held enough evidence for a text, whether or not the search found it. The text is not protected.",
+        tells_not="That a text is safe if it was out of reach: another attack may reach it.",
         long_texts=True,
         undecided="no attack that finished can tell what was in reach of its search",
     ),
@@ -188,6 +202,8 @@ EVENTS: dict[str, Event] = {
         short="the label counts came back",
         noun="the label counts",
         verb="leaked its label counts",
+        tells="How many examples of each class the batch has is known, for instance how many patients with a diagnosis.",
+        tells_not="Which example has which label, and nothing about the texts.",
         of_texts=False,
     ),
 }

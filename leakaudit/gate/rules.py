@@ -11,7 +11,7 @@ from leakaudit.gate.floors import below
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
 from leakaudit.gate.verdict import RuleVerdict, Status
-from leakaudit.gate.wording import Finding, percent, sentences, where
+from leakaudit.gate.wording import Finding, limit_kind, percent, sentences, where
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -78,7 +78,7 @@ def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozen
         severity=rule.severity,
         level=rule.level,
         status=finding.status,
-        kind="max_rate" if rule.max_rate is not None else "max_count" if rule.max_count is not None else "max_value",
+        kind=limit_kind(rule),
         subject=rule.event or f"{rule.statistic} {rule.metric}",
         defense=defense,
         scope=rule.scope.attacks or (),

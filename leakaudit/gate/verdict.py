@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.schema import Kind
 
+LimitKind = Literal["max_rate", "max_count", "max_value"]
+"""The key of a rule that holds its limit."""
+
 
 class Status(StrEnum):
     """The answer of one rule or of all rules, ordered from best to worst."""
@@ -47,7 +50,7 @@ class RuleVerdict(_Verdict):
     severity: str
     level: str
     status: Status
-    kind: Literal["max_rate", "max_count", "max_value"]
+    kind: LimitKind
     subject: str
     """The event, or the statistic and the metric."""
     defense: str

@@ -11,7 +11,7 @@ from leakaudit.gate.events import EVENTS, Event
 from leakaudit.gate.evidence import Evidence
 from leakaudit.gate.outcome import Outcome, tolerated
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Rule
-from leakaudit.gate.verdict import Status
+from leakaudit.gate.verdict import LimitKind, Status
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import AS_SENT, shipped_column
 from leakaudit.results.schema import Results
@@ -57,6 +57,24 @@ def number(value: float, beside: float | None = None) -> str:
     ('0.50', '0.501')
     """
     return _distinct(value, beside, 2)
+
+
+def allowed(kind: LimitKind, limit: float) -> str:
+    """Return the limit of a rule, for tables and for sentences such as `allowed: 5%`.
+
+    >>> allowed("max_rate", 0.05), allowed("max_count", 0), allowed("max_count", 3), allowed("max_value", 0.5)
+    ('5%', 'no step', '3 steps', '0.50')
+    """
+    if kind == "max_count":
+        return counted(int(limit), "step") if limit else "no step"
+    return percent(limit) if kind == "max_rate" else number(limit)
+
+
+def limit_kind(rule: Rule) -> LimitKind:
+    """Return the key of a rule that holds its limit."""
+    if rule.max_rate is not None:
+        return "max_rate"
+    return "max_value" if rule.max_count is None else "max_count"
 
 
 def _distinct(value: float, beside: float | None, digits: int) -> str:
@@ -105,8 +123,8 @@ def _about_event(finding: Finding, event: Event) -> list[str]:
     said += _about_unjudged(finding)
     if evidence.left_out:
         said.append(f"Not counted: {counted(evidence.left_out, 'step')} without a text that long.")
-    allowed = percent(rule.max_rate) if rule.max_rate is not None else f"{rule.max_count or 'none'}"
-    said.append(f"Policy allows {allowed}.")
+    most = percent(rule.max_rate) if rule.max_rate is not None else f"{rule.max_count or 'none'}"
+    said.append(f"Policy allows {most}.")
     if finding.status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{counted(outcome.more, 'more clean step')} would decide.")
     if finding.status is not Status.FAIL and event.tells_reach:

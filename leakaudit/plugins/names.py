@@ -16,7 +16,8 @@ from pathlib import Path
 from leakaudit import registry
 from leakaudit.results.schema import Results
 
-_FOLDERS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
+FOLDERS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
+"""Kind of a plugin -> the folder of this package that holds its files."""
 
 
 @dataclass(frozen=True)
@@ -94,5 +95,5 @@ def is_the_one(label: str, name: str) -> bool:
 def _in_source(kind: str) -> frozenset[str]:
     """Return the names in lines such as `@attack("name")` of a plugin folder."""
     decorator = re.compile(rf'^@{kind}\("([^"]+)"\)$', re.MULTILINE)
-    files = (Path(__file__).parents[1] / _FOLDERS[kind]).glob("*.py")
+    files = (Path(__file__).parents[1] / FOLDERS[kind]).glob("*.py")
     return frozenset(name for file in files for name in decorator.findall(file.read_text(encoding="utf-8")))

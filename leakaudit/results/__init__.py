@@ -8,6 +8,7 @@ __all__ = [
     "bounds",
     "consistency",
     "events",
+    "explained",
     "files",
     "former_keys",
     "journal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import allowed
 from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.wording import (
     age_in_words,
@@ -63,14 +63,14 @@ def summary(verdict: Verdict) -> str:
 
 
 def _row(rule: RuleVerdict) -> str:
-    cells = (f"{rule.id} ({rule.severity})", rule.word, rule_seen(rule), rule_bounds(rule), _limit(rule))
+    cells = (
+        f"{rule.id} ({rule.severity})",
+        rule.word,
+        rule_seen(rule),
+        rule_bounds(rule),
+        allowed(rule.kind, rule.threshold),
+    )
     return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
-
-
-def _limit(rule: RuleVerdict) -> str:
-    if rule.kind == "max_count":
-        return "none" if rule.threshold == 0 else f"{rule.threshold:g}"
-    return percent(rule.threshold) if rule.kind == "max_rate" else number(rule.threshold)
 
 
 def _foot(verdict: Verdict) -> list[str]:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import allowed
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.wording import meaning
 
@@ -70,10 +70,7 @@ def sarif(verdict: Verdict, policy: Path | None = None, lines: Mapping[str, int]
 
 
 def _descriptor(rule: RuleVerdict) -> dict[str, Any]:
-    limit = percent(rule.threshold) if rule.kind == "max_rate" else number(rule.threshold)
-    if rule.kind == "max_count":
-        limit = f"{rule.threshold:g} steps"
-    said = f"{rule.subject} under {rule.defense}: at most {limit}."
+    said = f"{rule.subject} under {rule.defense}; allowed: {allowed(rule.kind, rule.threshold)}."
     return {
         "id": rule.id,
         "shortDescription": {"text": _message(said)},

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakaudit.gate.verdict import RuleVerdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import allowed, number
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import confidence_level, rule_bounds
-from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section:
@@ -44,9 +43,7 @@ class RuleRow:
 def _row(rule: RuleVerdict, redacted: RedactedResult) -> RuleRow:
     if rule.k is not None:
         seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
-        limit = percent(rule.threshold) if rule.kind == "max_rate" else counted(int(rule.threshold), "step")
-        limit = "none" if rule.threshold == 0 else limit
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
-        limit = number(rule.threshold)
+    limit = allowed(rule.kind, rule.threshold)
     return RuleRow(rule, seen, rule_bounds(rule), limit, evidence_anchor(rule, redacted))

@@ -28,6 +28,8 @@ EVENTS["half_in_order"] = Event(
     short="half of a text came back in order",
     noun="half of a text",
     verb="leaked half of a text",
+    tells="Half of the words of a text are known in their order.",
+    tells_not="That nothing leaked: single words do not count here.",
 )
 """
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from leakaudit.exit_codes import ExitCode
+from leakaudit.exit_codes import EXPLAINED, STOPPED, ExitCode
 from leakaudit.gate.verdict import Status
 
 ROOT = Path(__file__).parents[2]
@@ -58,3 +58,11 @@ def test_the_numbers_are_a_promise() -> None:
 def test_every_status_has_its_code() -> None:
     """A verdict and its exit code have the same name."""
     assert {status: status.exit_code.name for status in Status} == {status: status.name for status in Status}
+
+
+def test_the_page_has_the_table_of_the_command() -> None:
+    """Page and command say the same of each code."""
+    rows = [f"| {code.value} | {code.name} | {text.what} | {text.do} |" for code, text in EXPLAINED.items()]
+    rows.append(f"| 129 to 192 | | {STOPPED.what} | {STOPPED.do} |")
+    page = (ROOT / "docs" / "exit_codes.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| ")][2:] == rows

@@ -13,17 +13,18 @@ from tests.house.imports import FACE, ROOT, Import, face, imports, imports_of, m
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "exit_codes": frozenset(),
+    "explanation": frozenset(),
+    "exit_codes": frozenset({"explanation"}),
     "parts": frozenset({"errors"}),
     "registry": frozenset({"errors"}),
     "files": frozenset({"errors"}),
-    "results": frozenset({"errors", "files"}),
+    "results": frozenset({"errors", "explanation", "files"}),
     "preflight": frozenset({"errors"}),
     "models": frozenset({"errors", "files"}),
     "client": frozenset({"errors", "registry", "results", "models"}),
     "config": frozenset({"errors", "files", "results"}),
-    "plugins": frozenset({"errors", "registry", "files", "results", "models", "client", "config"}),
-    "gate": frozenset({"errors", "exit_codes", "files", "results", "config", "plugins"}),
+    "plugins": frozenset({"errors", "explanation", "registry", "files", "results", "models", "client", "config"}),
+    "gate": frozenset({"errors", "explanation", "exit_codes", "files", "results", "config", "plugins"}),
     "storage": frozenset({"errors", "exit_codes", "files", "results", "models", "client", "config"}),
     "history": frozenset({"errors", "exit_codes", "files", "results", "config", "gate"}),
     "reports": frozenset({"errors", "files", "results", "gate", "history"}),
@@ -45,6 +46,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset(
         {
             "errors",
+            "explanation",
             "exit_codes",
             "parts",
             "registry",
@@ -85,6 +87,7 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
 WITHOUT_TORCH = frozenset(
     {
         "errors",
+        "explanation",
         "exit_codes",
         "parts",
         "registry",
