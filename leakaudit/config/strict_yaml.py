@@ -57,6 +57,16 @@ def read_yaml(path: Path, model: type[Model], check: Check[Model] | None = None)
 
 def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] | None = None) -> Model:
     """Read `text` as a `model`; see `read_yaml`. Messages call the text `source`."""
+    return parse_document(text, model, source, check)[0]
+
+
+def parse_document(
+    text: str, model: type[Model], source: str, check: Check[Model] | None = None
+) -> tuple[Model, Document]:
+    """Read `text` as a `model`; return it with the document, which knows the lines.
+
+    See `read_yaml`.
+    """
     document = Document(source)
     node = compose(text, source)
     data = document.build(node, (), 0) if node is not None else None
@@ -67,7 +77,7 @@ def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] |
         document.problem(path, message)
     if document.problems:
         raise document.fail()
-    return valid
+    return valid, document
 
 
 def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -> Model:
@@ -156,10 +166,25 @@ def _message(path: Place, error: ErrorDetails, model: type[BaseModel], document:
         known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
         near = difflib.get_close_matches(error["input"], known, n=1) if len(known) > 1 else []
         return f"{named(path)}{_plain_words(error)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind in ("less_than_equal", "less_than"):
+        return f"{named(path)}{_plain_words(error)}, found {short(error['input'])}{_share(error)}"
     if kind.endswith("_type") and not isinstance(error["input"], Mapping | list):
         found = f", found {short(error['input'])}" if error["input"] is not None else ", found nothing"
         return f"{named(path)}{_plain_words(error)}{found}"
     return f"{named(path)}{_plain_words(error)}"
+
+
+def _share(error: ErrorDetails) -> str:
+    """Return what to write instead of a percentage where a share belongs.
+
+    A limit of at most 1 says that a share is meant. Of 1 itself nothing can be said: it may be 1 % or everything.
+    """
+    context, found = error.get("ctx", {}), error["input"]
+    limit = context.get("le", context.get("lt", math.inf))
+    if not isinstance(found, int | float) or limit > 1:
+        return ""
+    hint = f"; did you mean {found / 100:g}?" if 1 < found <= 100 and found / 100 <= limit else ""
+    return f": it is a share from 0 to 1{hint}"
 
 
 def _plain_words(error: ErrorDetails) -> str:

@@ -6,9 +6,10 @@ plugins from their source, where a decorator registers them. It reads the names 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from leakaudit import registry
 from leakaudit.results.schema import Results
 
 _FOLDERS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,30 @@ def own_names() -> Names:
     (True, True, True)
     """
     return Names(_in_source("attack"), _in_source("defense"), _in_source("metric"))
+
+
+@cache
+def own_goals() -> Mapping[str, str]:
+    """Return what each attack of this package looks for, without importing it.
+
+    It is `goal` of the attack's class, or of the class that it derives from: text, words or labels.
+
+    >>> own_goals()["span"], own_goals()["llg"], own_goals()["tag"]
+    ('text', 'labels', 'text')
+    """
+    return _constants("attack", "goal")
+
+
+@cache
+def own_levels() -> Mapping[str, str]:
+    """Return what each metric of this package scores, without importing it.
+
+    It is `level` of the metric's class: sequence, batch or step. A step's metric scores label counts.
+
+    >>> own_levels()["rougeL"], own_levels()["best_rl"], own_levels()["label_exact"]
+    ('sequence', 'batch', 'step')
+    """
+    return _constants("metric", "level")
 
 
 def names_for(results: Results) -> Names:
@@ -83,5 +109,54 @@ def unknown(name: str, known: Iterable[str]) -> str | None:
 def _in_source(kind: str) -> frozenset[str]:
     """Return the names in lines such as `@attack("name")` of a plugin folder."""
     decorator = re.compile(rf'^@{kind}\("([^"]+)"\)$', re.MULTILINE)
-    files = (Path(__file__).parents[1] / _FOLDERS[kind]).glob("*.py")
-    return frozenset(name for file in files for name in decorator.findall(file.read_text(encoding="utf-8")))
+    return frozenset(name for file in _files(kind) for name in decorator.findall(file.read_text(encoding="utf-8")))
+
+
+def _files(kind: str) -> Iterable[Path]:
+    return (Path(__file__).parents[1] / _FOLDERS[kind]).glob("*.py")
+
+
+def _constants(kind: str, field: str) -> dict[str, str]:
+    """Return plugin name -> text of a class attribute, for each plugin with one."""
+    found = {}
+    for file in _files(kind):
+        tree = _tree(file)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and (name := _registered_as(node, kind)):
+                value = _constant(node, tree, field)
+                found |= {} if value is None else {name: value}
+    return found
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _registered_as(node: ast.ClassDef, kind: str) -> str | None:
+    """Return the name in `@attack("name")` above a class; None without one."""
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == kind and call.args:
+            return str(ast.literal_eval(call.args[0]))
+    return None
+
+
+def _constant(node: ast.ClassDef, tree: ast.Module, field: str) -> str | None:
+    """Return the text of a class attribute, of the class or of one that it derives from."""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == field:
+            return str(line.value.value) if isinstance(line.value, ast.Constant) else None
+    above = (_class(base.id, tree) for base in node.bases if isinstance(base, ast.Name))
+    values = (_constant(*found, field) for found in above if found is not None)
+    return next((value for value in values if value is not None), None)
+
+
+def _class(name: str, tree: ast.Module) -> tuple[ast.ClassDef, ast.Module] | None:
+    """Find a class of ours by its name in a module, or where that imports it from."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node, tree
+        if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name for one in node.names):
+            file = _ROOT / f"{(node.module or '').replace('.', '/')}.py"
+            return _class(name, _tree(file)) if file.is_file() else None
+    return None
