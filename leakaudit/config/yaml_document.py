@@ -64,7 +64,10 @@ class Document:
         self.problems.append(Problem(self.line_of(path) if line is None else line, message, path))
 
     def line_of(self, path: Place) -> int:
-        """Return the line of a value, or of the nearest enclosing one that has a line; else 0."""
+        """Return the line of a value, or of the nearest enclosing one with a line.
+
+        It is 0 if there is none.
+        """
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)

@@ -142,7 +142,10 @@ def _registered_as(node: ast.ClassDef, kind: str) -> str | None:
 
 
 def _constant(node: ast.ClassDef, tree: ast.Module, field: str) -> str | None:
-    """Return the text of a class attribute, of the class or of one that it derives from."""
+    """Return the text of a class attribute.
+
+    It is that of the class, or of the first class above it that has one.
+    """
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == field:
             return str(line.value.value) if isinstance(line.value, ast.Constant) else None
