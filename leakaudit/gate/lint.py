@@ -13,10 +13,11 @@ from itertools import combinations
 from leakaudit.config.duration import length_of
 from leakaudit.config.yaml_document import Place
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.policy import SHIPPED, Policy, Rule
+from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy, Rule
 from leakaudit.gate.steps_needed import steps_of_policy, steps_of_rule
 from leakaudit.gate.wording import at_most, percent
 from leakaudit.plugins import names as plugin_names
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.bounds import upper_bound
 from leakaudit.results.schema import Kind
 from leakaudit.results.wording import counted
@@ -31,6 +32,9 @@ WIDE_BOUND = 0.10
 """Highest bound of a rate that a pass may leave open without a warning. Our choice: 29 clean steps reach it at 95 % confidence."""
 SHORT = 3
 """Longest least length that counts as a rule on short texts. Two words may come back by luck (`default_policy`)."""
+
+_SENT = frozenset({SHIPPED, OBSERVED, AS_SENT})
+"""Names of the update that is sent; which of the two others it is depends on the run."""
 
 _READERS: dict[Kind, frozenset[str]] = {
     "text": frozenset({"text"}),
@@ -96,7 +100,7 @@ def _rules(policy: Policy, *, deciding: bool = False) -> Iterator[tuple[Place, R
     `deciding`: only rules at level error on the update that is sent.
     """
     for index, rule in enumerate(policy.rules):
-        if not deciding or (rule.level == "error" and rule.scope.defense == SHIPPED):
+        if not deciding or (rule.level == "error" and rule.scope.defense in _SENT):
             yield ("rules", index), rule
 
 
@@ -130,7 +134,7 @@ def _about(rule: Rule) -> str:
 def _not_configured(policy: Policy, battery: Battery) -> Iterator[Finding]:
     for path, rule in _rules(policy):
         asked = [("attack", name, battery.attacks) for name in rule.scope.attacks or ()]
-        if rule.scope.defense != SHIPPED:
+        if rule.scope.defense not in _SENT:
             asked.append(("defense", rule.scope.defense, dict.fromkeys(battery.defenses)))
         for key, name, runs in asked:
             if name not in runs:

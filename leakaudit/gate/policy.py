@@ -123,7 +123,7 @@ class Requirements(_Policy):
     """Least time limit of each attempt, in seconds."""
     adaptive: bool = False
     """Whether every attack on a defended update must have known the defence."""
-    granted: tuple[str, ...] = ()
+    granted: tuple[Literal["labels", "lengths", "words"], ...] = ()
     """What the threat model must have given the attacks: `labels`, `lengths`, `words`."""
     verified: Fraction = 0.0
     """Least share of the audited steps whose update was verified."""

@@ -84,7 +84,9 @@ def test_a_number_is_refused_where_text_belongs() -> None:
 
 def test_text_is_refused_where_a_number_belongs() -> None:
     """A quoted number is text."""
-    assert problems("title: a\nrate: '0.5'\n") == ["form.yaml:2: rate: input should be a valid number, found '0.5'"]
+    assert problems("title: a\nrate: '0.5'\n") == [
+        "form.yaml:2: rate: input should be a valid number, found '0.5'; write 0.5 without quotes"
+    ]
 
 
 def test_an_unknown_key_names_the_nearest_one() -> None:
