@@ -323,13 +323,10 @@ def _wide_limits(policy: Policy) -> Iterator[Finding]:
 
 def _repeated(policy: Policy) -> Iterator[Finding]:
     for (_, one), (path, other) in combinations(_rules(policy), 2):
-        if one.level != other.level or _question(one) != _question(other):
+        if one.level != other.level or one.scope != other.scope or _question(one) != _question(other):
             continue
-        key = _question(one)[-1]
-        looser = other if other.threshold >= one.threshold else one
-        kept = one if looser is other else other
-        if one.scope != other.scope and not _covers(kept, looser):
-            continue
+        key = _limit(one)
+        kept, looser = sorted((one, other), key=lambda rule: rule.threshold)
         yield Finding(
             "repeated",
             (*path, key),
@@ -340,17 +337,12 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
 
 def _question(rule: Rule) -> tuple[object, ...]:
     """Return what a rule asks: everything but its limit, and the key of that."""
-    key = next(name for name in ("max_rate", "max_count", "max_value") if getattr(rule, name) is not None)
-    return rule.event, rule.min_tokens, rule.metric, rule.statistic, key
+    return rule.event, rule.min_tokens, rule.metric, rule.statistic, _limit(rule)
 
 
-def _covers(rule: Rule, other: Rule) -> bool:
-    """Return whether a rule looks at every attempt that another one looks at."""
-    return (
-        rule.scope.defense == other.scope.defense
-        and (rule.scope.attacks is None or set(other.scope.attacks or ()) <= set(rule.scope.attacks) != set())
-        and (rule.scope.attacks is None or other.scope.attacks is not None)
-    )
+def _limit(rule: Rule) -> str:
+    """Return the key of a rule's limit."""
+    return next(name for name in ("max_rate", "max_count", "max_value") if getattr(rule, name) is not None)
 
 
 _CHECKS: tuple[Callable[[Policy], Iterator[Finding]], ...] = (

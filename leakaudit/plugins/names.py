@@ -118,7 +118,7 @@ def _files(kind: str) -> Iterable[Path]:
 
 def _constants(kind: str, field: str) -> dict[str, str]:
     """Return plugin name -> text of a class attribute, for each plugin with one."""
-    found = {}
+    found: dict[str, str] = {}
     for file in _files(kind):
         tree = _tree(file)
         for node in tree.body:

@@ -33,7 +33,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_check_reads_the_policy_of_the_folder(here: Path) -> None:
-    """The last line says how many steps it takes, and names the digest that the verdict repeats."""
+    """The last line says how many steps it takes.
+
+    It also names the digest that the verdict repeats.
+    """
     assert (missing := run("check")).exit_code == 2 and "leakaudit policy init" in missing.stderr
     (here / FILE).write_text(GOOD)
     done = run("check")

@@ -13,7 +13,10 @@ from tests.gate.test_policy import POLICY
 
 
 def test_what_is_written_is_read_as_the_same_policy() -> None:
-    """For the built-in policy, one with many keys, and every preset, with and without origins."""
+    """The built-in policy, one with many keys, and every preset.
+
+    With origins and without.
+    """
     for policy in (
         default_policy(),
         parse_yaml(POLICY, Policy, "p"),

@@ -102,6 +102,10 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         "compare clean leaky",
         "index .",
         "schema policy",
+        "policy init -o p.yaml",
+        "policy check p.yaml --strict",
+        "policy show p.yaml --origin",
+        "policy diff built-in p.yaml",
     ]
     done = light_python(light, "-c", code, *commands, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -114,6 +118,7 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         ["compare", "3"],
         ["index", "0"],
         ["schema", "0"],
+        *[["policy", "0"]] * 4,
     ]
     assert done.stdout.splitlines()[-1] == "[]"
     page = (tmp_path / "leaky" / "report.html").read_text(encoding="utf-8")
