@@ -3,6 +3,7 @@
     LeakAuditError                  base of every exception that this package raises on purpose
       ConfigError                   a YAML file, a policy or a command-line option is wrong
         UnknownPluginError          no attack, defence, metric or prior has that name
+        WrongFileError              a YAML file has problems, each of which it names by line and key
       PluginError                   a plugin's file or package does not register what it should
       MissingPartError              a part of the extra `leakaudit[audit]` is not installed; also an ImportError
       ModelError                    a model or tokenizer cannot be loaded or rebuilt
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 
 class LeakAuditError(Exception):
@@ -44,6 +46,25 @@ class ConfigError(LeakAuditError):
 
 class UnknownPluginError(ConfigError):
     """No attack, defence, metric or prior of that name is registered."""
+
+
+class Problem(NamedTuple):
+    """One problem of a file."""
+
+    line: int
+    """Counted from 1; 0 if unknown."""
+    message: str
+    path: tuple[str | int, ...] = ()
+    """Keys and indices from the top of the file to the value."""
+
+
+class WrongFileError(ConfigError):
+    """A YAML file has problems; the message has one line for each."""
+
+    def __init__(self, message: str, problems: tuple[Problem, ...]) -> None:
+        """Keep the problems for callers that print them in another form."""
+        super().__init__(message)
+        self.problems = problems
 
 
 class PluginError(LeakAuditError):

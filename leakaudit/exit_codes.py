@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """A wrong option, configuration or policy, a missing private key, or an unsuitable machine. Another try does not help."""
     FAIL = 3
-    """The policy is violated."""
+    """The policy is violated. For `leakaudit policy diff`: something is looser."""
     INCONCLUSIVE = 4
     """The evidence is not enough for PASS or for FAIL. Nothing else uses this code, so a pipeline can rely on it."""
     ERROR = 5

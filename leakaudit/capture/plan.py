@@ -12,8 +12,8 @@ from itertools import islice
 from math import ceil
 
 from leakaudit.config.audit import MAX_COUNT, AuditConfig
-from leakaudit.gate.policy import Policy, Rule
-from leakaudit.results import bounds as stats
+from leakaudit.gate.policy import Policy
+from leakaudit.gate.steps_needed import steps_of_policy
 from leakaudit.results.wording import counted, duration, ordinal
 
 LEAST_DISTANCE = 10
@@ -39,18 +39,7 @@ def steps_to_pass(policy: Policy) -> int:
     >>> steps_to_pass(default_policy())
     59
     """
-    deciding = [_steps_of(rule, policy.statistics.confidence) for rule in policy.rules if rule.level == "error"]
-    floor = policy.evidence
-    return max(floor.min_steps, floor.min_steps_per_phase.spread, *deciding)
-
-
-def _steps_of(rule: Rule, confidence: float) -> int:
-    """Return the smallest number of steps without a leak that lets one rule pass."""
-    if rule.max_rate is not None:
-        return stats.steps_needed(0, rule.max_rate, confidence) or _MOST_STEPS
-    if rule.statistic == "p95":  # the largest of so many values bounds the percentile
-        return max(stats.MIN_STEPS_FOR_BOOTSTRAP, stats.steps_needed(0, 0.05, confidence) or _MOST_STEPS)
-    return stats.MIN_STEPS_FOR_BOOTSTRAP if rule.statistic == "mean" else 1
+    return steps_of_policy(policy) or _MOST_STEPS
 
 
 @dataclass(frozen=True)

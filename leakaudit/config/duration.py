@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 MAX_LENGTH = timedelta(days=999_999)
 """Longest accepted time. Our choice: 2,700 years, because a date that far ahead can still be written."""
@@ -46,5 +46,11 @@ def _more_than_nothing(text: str) -> str:
     return text
 
 
-Duration = Annotated[str, AfterValidator(_more_than_nothing)]
+def _has_a_unit(value: Any) -> Any:
+    if type(value) in (int, float):
+        raise ValueError(f"{value:g} has no unit; write a number and d, h, m or s, such as {value:g}d")
+    return value
+
+
+Duration = Annotated[str, BeforeValidator(_has_a_unit), AfterValidator(_more_than_nothing)]
 """A length of time above zero in a YAML file, kept as it was written; `length_of` reads it."""

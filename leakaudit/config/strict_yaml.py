@@ -6,19 +6,16 @@ decides what an unquoted word means.
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
-import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, to_json
 
-from leakaudit.config.yaml_document import Document, Place, compose, dotted, named, read_text, short
+from leakaudit.config.problem_words import keys_of, kind_of, message_of
+from leakaudit.config.yaml_document import Document, Place, compose, dotted, named, read_text
 from leakaudit.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,17 +54,27 @@ def read_yaml(path: Path, model: type[Model], check: Check[Model] | None = None)
 
 def parse_yaml(text: str, model: type[Model], source: str, check: Check[Model] | None = None) -> Model:
     """Read `text` as a `model`; see `read_yaml`. Messages call the text `source`."""
+    return parse_document(text, model, source, check)[0]
+
+
+def parse_document(
+    text: str, model: type[Model], source: str, check: Check[Model] | None = None
+) -> tuple[Model, Document]:
+    """Read `text` as a `model`; return it with the document, which knows the lines.
+
+    See `read_yaml`.
+    """
     document = Document(source)
     node = compose(text, source)
     data = document.build(node, (), 0) if node is not None else None
     if data is None and not document.problems:
-        raise ConfigError(f"{source}: is empty; expected keys: {', '.join(_keys(model))}")
+        raise ConfigError(f"{source}: is empty; expected keys: {', '.join(keys_of(model))}")
     valid = _validate(data, model, document)
     for path, message in check(valid) if check else ():
-        document.problem(path, message)
+        document.problem(path, f"{named(path)}{message}")
     if document.problems:
         raise document.fail()
-    return valid
+    return valid, document
 
 
 def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -> Model:
@@ -87,7 +94,7 @@ def validate_mapping(data: Mapping[str, Any], model: type[Model], source: str) -
 def _validate(data: Any, model: type[Model], document: Document) -> Model:
     """Validate `data`; earlier problems are reported together with the new ones."""
     if not isinstance(data, Mapping) and not document.problems:
-        document.problem((), f"expected keys and values, found {_kind(data)}; keys: {', '.join(_keys(model))}")
+        document.problem((), f"expected keys and values, found {kind_of(data)}; keys: {', '.join(keys_of(model))}")
     if not isinstance(data, Mapping):
         raise document.fail()
     try:
@@ -95,8 +102,8 @@ def _validate(data: Any, model: type[Model], document: Document) -> Model:
         valid = model.model_validate_json(to_json(data, inf_nan_mode="null"), strict=True)
     except ValidationError as error:
         for path, details in _deepest(error.errors(include_url=False), data):
-            if path not in document.broken:
-                document.problem(path, _message(path, details, model, document))
+            if not any(broken[: len(path)] == path for broken in document.broken):
+                document.problem(path, message_of(path, details, model, document))
         raise document.fail() from None
     if document.problems:
         raise document.fail()
@@ -139,71 +146,6 @@ def _resolve(error: ErrorDetails, data: Any) -> Place:
     return tuple(path)
 
 
-def _message(path: Place, error: ErrorDetails, model: type[BaseModel], document: Document) -> str:
-    """Return an error of pydantic in our words."""
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return _unknown_key(path, model)
-    if kind == "missing":
-        where = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
-        return f"key {path[-1]!r} is missing{where}"
-    word = document.words.get(path)
-    if kind == "string_type" and word is not None:
-        return f"{named(path)}expected text, but YAML reads {word or 'nothing'} as {_kind(error['input'])}; " + (
-            f'write "{word}" in quotes' if word else "write a word"
-        )
-    if kind in ("literal_error", "enum") and isinstance(error["input"], str):
-        known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        near = difflib.get_close_matches(error["input"], known, n=1) if len(known) > 1 else []
-        return f"{named(path)}{_plain_words(error)}" + (f"; did you mean {near[0]!r}?" if near else "")
-    if kind.endswith("_type") and not isinstance(error["input"], Mapping | list):
-        found = f", found {short(error['input'])}" if error["input"] is not None else ", found nothing"
-        return f"{named(path)}{_plain_words(error)}{found}"
-    return f"{named(path)}{_plain_words(error)}"
-
-
-def _plain_words(error: ErrorDetails) -> str:
-    text = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return text[0].lower() + text[1:] if text.startswith("Input ") else text
-
-
-def _unknown_key(path: Place, model: type[BaseModel]) -> str:
-    known = sorted({key for found in _models_at(model, path[:-1]) for key in _keys(found)})
-    near = difflib.get_close_matches(str(path[-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
-    return f"unknown key {short(path[-1])}; {hint}"
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    """Return the keys of `model` as a file spells them."""
-    return [info.alias or name for name, info in model.model_fields.items()]
-
-
-def _models_at(model: type[BaseModel], path: Place) -> list[type[BaseModel]]:
-    """Return the models that are possible at `path` in `model`."""
-    here: list[Any] = [model]
-    for part in path:
-        below: list[Any] = []
-        for kind in here:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                below += [f.annotation for name, f in kind.model_fields.items() if part in (f.alias, name)]
-            else:
-                below += [argument for argument in typing.get_args(kind) if argument is not Ellipsis]
-        here = [alternative for kind in below for alternative in _alternatives(kind)]
-    return [kind for kind in here if isinstance(kind, type) and issubclass(kind, BaseModel)]
-
-
-def _alternatives(kind: Any) -> Iterator[Any]:
-    """Yield the members of a union, and of unions within it."""
-    if typing.get_origin(kind) is Annotated:
-        yield from _alternatives(typing.get_args(kind)[0])
-    elif typing.get_origin(kind) in (typing.Union, types.UnionType):
-        for argument in typing.get_args(kind):
-            yield from _alternatives(argument)
-    else:
-        yield kind
-
-
 def _walk(data: Any, path: Place) -> Iterator[tuple[Place, Any]]:
     yield path, data
     if isinstance(data, Mapping):
@@ -212,11 +154,3 @@ def _walk(data: Any, path: Place) -> Iterator[tuple[Place, Any]]:
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
             yield from _walk(value, (*path, index))
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return {int: "a number", float: "a number", str: "text", list: "a list"}.get(type(value), "something else")

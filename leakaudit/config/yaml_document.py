@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from leakaudit.errors import ConfigError
+from leakaudit.errors import ConfigError, Problem, WrongFileError
 from leakaudit.files.strict_json import read_bounded
 
 Place = tuple[str | int, ...]
@@ -54,24 +54,33 @@ class Document:
     """Path of a value -> its line, counted from 1. The line of a value in a mapping is the line of its key."""
     words: dict[Place, str] = field(default_factory=dict)
     """Path of an unquoted value that is not text -> the word as it was written."""
-    problems: list[tuple[int, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     broken: set[Place] = field(default_factory=set)
     """Paths of values that could not be read, so that no second problem is reported for them."""
     nodes: int = 0
 
     def problem(self, path: Place, message: str, line: int | None = None) -> None:
         """Record a problem at `path`, or at the nearest enclosing value that has a line."""
-        while line is None and path and path not in self.lines:
+        self.problems.append(Problem(self.line_of(path) if line is None else line, message, path))
+
+    def line_of(self, path: Place) -> int:
+        """Return the line of a value, or of the nearest enclosing one with a line.
+
+        It is 0 if there is none.
+        """
+        while path and path not in self.lines:
             path = path[:-1]
-        self.problems.append((line if line is not None else self.lines.get(path, 0), message))
+        return self.lines.get(path, 0)
 
     def fail(self) -> ConfigError:
         """Return all problems as one error, in the order of the file."""
+        first = {(found.line, found.message): found for found in reversed(self.problems)}
+        problems = tuple(first[key] for key in sorted(first))
         texts = [
-            f"{self.source}:{line}: {message}" if line else f"{self.source}: {message}"
-            for line, message in sorted(set(self.problems))
+            f"{self.source}:{found.line}: {found.message}" if found.line else f"{self.source}: {found.message}"
+            for found in problems
         ]
-        return ConfigError("\n".join(texts))
+        return WrongFileError("\n".join(texts), problems)
 
     def build(self, node: yaml.Node, path: Place, depth: int) -> Any:
         """Convert a syntax node to plain data; record lines and problems."""

@@ -3,7 +3,7 @@
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
 `requirements`, `coverage` and `rules` judge.
 `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
-It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
+It may import `results`, `config`, `files` and what plugins say of themselves (`plugins.names`, `plugins.described`).
 """
 
 __all__ = [
@@ -15,11 +15,15 @@ __all__ = [
     "evidence",
     "explained",
     "floors",
+    "lint",
     "outcome",
     "policy",
+    "policy_diff",
     "policy_parts",
+    "policy_text",
     "requirements",
     "rules",
+    "steps_needed",
     "undecided",
     "verdict",
     "waivers",

@@ -328,10 +328,10 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
     Raises:
         ConfigError: the message names every problem with file, line and what to write instead.
     """
-    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+    return read_yaml(path, Policy, check=None if names is None else lambda policy: unknown_names(policy, names))
 
 
-def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
+def unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
     """Yield the place and the problem of every name that no plugin has.
 
     A rule with such a name would always be inconclusive.

@@ -7,14 +7,14 @@ class attributes; this module reads them from the syntax tree of the plugin and 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from leakaudit.explanation import Topic
-from leakaudit.plugins.names import FOLDERS
+from leakaudit.plugins.names import FOLDERS, own_names
 from leakaudit.results.schema import PluginEntry
 
 _PACKAGE = Path(__file__).parents[1]
@@ -71,6 +71,28 @@ def described(kind: str, name: str) -> Described:
             if isinstance(node, ast.ClassDef) and _is_registered(node, kind, name):
                 return Described(kind, name, **_attributes(module, node))
     raise KeyError(f"no {kind} is called {name!r}")
+
+
+@cache
+def own_goals() -> Mapping[str, str]:
+    """Return what each attack of this package looks for, without importing it.
+
+    >>> own_goals()["span"], own_goals()["llg"], own_goals()["tag"]
+    ('text', 'labels', 'text')
+    """
+    return {name: described("attack", name).goal for name in own_names().attacks}
+
+
+@cache
+def own_levels() -> Mapping[str, str]:
+    """Return what each metric of this package scores, without importing it.
+
+    It is sequence, batch or step. A step's metric scores label counts.
+
+    >>> own_levels()["rougeL"], own_levels()["best_rl"], own_levels()["label_exact"]
+    ('sequence', 'batch', 'step')
+    """
+    return {name: described("metric", name).level for name in own_names().metrics}
 
 
 def from_entry(kind: str, name: str, entry: PluginEntry) -> Described:

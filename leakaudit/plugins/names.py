@@ -95,5 +95,8 @@ def is_the_one(label: str, name: str) -> bool:
 def _in_source(kind: str) -> frozenset[str]:
     """Return the names in lines such as `@attack("name")` of a plugin folder."""
     decorator = re.compile(rf'^@{kind}\("([^"]+)"\)$', re.MULTILINE)
-    files = (Path(__file__).parents[1] / FOLDERS[kind]).glob("*.py")
-    return frozenset(name for file in files for name in decorator.findall(file.read_text(encoding="utf-8")))
+    return frozenset(name for file in _files(kind) for name in decorator.findall(file.read_text(encoding="utf-8")))
+
+
+def _files(kind: str) -> Iterable[Path]:
+    return (Path(__file__).parents[1] / FOLDERS[kind]).glob("*.py")

@@ -167,7 +167,7 @@ def test_a_misspelt_name_in_a_policy_is_a_usage_error(tmp_path: Path, line: str)
     rules.write_text(f"schema: leakaudit.policy/1\nname: test\nrules:\n  - id: a\n    {line}\n    {limit}\n")
     done = run(tmp_path, "--policy", rules)
     assert done.exit_code == 2
-    assert f"{rules}:5: rule 'a': the " in done.stderr and "did you mean" in done.stderr
+    assert f"{rules}:5: rules[0]." in done.stderr and "rule 'a': the " in done.stderr and "did you mean" in done.stderr
 
 
 def test_a_pipe_in_the_place_of_the_results_is_refused(tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ def test_a_number_is_refused_where_text_belongs() -> None:
 
 def test_text_is_refused_where_a_number_belongs() -> None:
     """A quoted number is text."""
-    assert problems("title: a\nrate: '0.5'\n") == ["form.yaml:2: rate: input should be a valid number, found '0.5'"]
+    assert problems("title: a\nrate: '0.5'\n") == [
+        "form.yaml:2: rate: input should be a valid number, found '0.5'; write 0.5 without quotes"
+    ]
 
 
 def test_an_unknown_key_names_the_nearest_one() -> None:
@@ -114,7 +116,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         'form.yaml:1: title: expected text, but YAML reads no as no; write "no" in quotes',
         "form.yaml:2: rate: .nan is not a finite number",
         "form.yaml:3: duplicate key 'rate'; line 2 has it already",
-        "form.yaml:5: main.max_rate: input should be less than or equal to 1",
+        "form.yaml:5: main.max_rate: input should be less than or equal to 1, found 7: it is a share from 0 to 1; did you mean 0.07?",
         "form.yaml:6: colour: input should be 'red' or 'blue'",
         "form.yaml:7: unknown key 'limit'; did you mean 'limits'?",
     ]

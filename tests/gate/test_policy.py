@@ -180,18 +180,32 @@ def test_a_mistake_in_a_policy_is_named(tmp_path: Path, old: str, new: str, mess
                 "7: rules: every rule is at level warn, so the policy could never fail; set at least one rule to level: error"
             ],
         ),
-        ("[tag, span]", "[tag, spam]", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
-        ("[tag, span]", "spam", ["14: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"]),
-        ("shipped", "shiped", ["14: rule 'overlap': the defence 'shiped' is unknown; did you mean 'shipped'?"]),
+        (
+            "[tag, span]",
+            "[tag, spam]",
+            ["14: rules[1].scope.attack: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"],
+        ),
+        (
+            "[tag, span]",
+            "spam",
+            ["14: rules[1].scope.attack: rule 'overlap': the attack 'spam' is unknown; did you mean 'span'?"],
+        ),
+        (
+            "shipped",
+            "shiped",
+            ["14: rules[1].scope.defense: rule 'overlap': the defence 'shiped' is unknown; did you mean 'shipped'?"],
+        ),
         (
             "shipped",
             "prun(share=0.9)",
-            ["14: rule 'overlap': the defence 'prun(share=0.9)' is unknown; did you mean 'prune'?"],
+            [
+                "14: rules[1].scope.defense: rule 'overlap': the defence 'prun(share=0.9)' is unknown; did you mean 'prune'?"
+            ],
         ),
         (
             "metric: rougeL",
             "metric: rouge",
-            ["15: rule 'overlap': the metric 'rouge' is unknown; did you mean 'rougeL'?"],
+            ["15: rules[1].metric: rule 'overlap': the metric 'rouge' is unknown; did you mean 'rougeL'?"],
         ),
     ],
 )

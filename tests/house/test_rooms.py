@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 ONLY: dict[str, dict[str, frozenset[str]]] = {
     "algorithms": {"client": frozenset({"facts", "observation", "optimizer"})},
     "attacks": {"client": frozenset({"facts", "observation", "optimizer"})},
-    "gate": {"plugins": frozenset({"names"})},
+    "gate": {"plugins": frozenset({"described", "names"})},
     "capture": {"audit": frozenset({"inline"})},
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
@@ -122,6 +122,7 @@ LIGHT = (
     "leakaudit.config.audit",
     "leakaudit.gate.evaluate",
     "leakaudit.plugins",
+    "leakaudit.plugins.described",
     "leakaudit.plugins.names",
     "leakaudit.registry",
     "leakaudit.reports.page",

@@ -104,6 +104,10 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         "schema policy",
         "explain span",
         "explain sentence-rate --run leaky",
+        "policy init -o p.yaml",
+        "policy check p.yaml --strict",
+        "policy show p.yaml --origin",
+        "policy diff built-in p.yaml",
     ]
     done = light_python(light, "-c", code, *commands, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -118,6 +122,7 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         ["schema", "0"],
         ["explain", "0"],
         ["explain", "0"],
+        *[["policy", "0"]] * 4,
     ]
     assert done.stdout.splitlines()[-1] == "[]"
     page = (tmp_path / "leaky" / "report.html").read_text(encoding="utf-8")
@@ -135,8 +140,8 @@ def test_a_missing_part_is_one_sentence_with_what_to_type(words: list[str], ligh
 
 def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tmp_path: Path) -> None:
     """A new command belongs to one of the two lists."""
-    works = {"baseline", "compare", "explain", "export", "gate", "history", "index", "nightly", "preflight", "report"}
-    works |= {"schema"}
+    works = {"baseline", "compare", "explain", "export", "gate", "history", "index", "nightly", "policy", "preflight"}
+    works |= {"report", "schema"}
     assert isinstance(main, click.Group)
     assert {*main.commands} == works | {words[0] for words in NEED_AUDIT}
 
