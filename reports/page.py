@@ -22,6 +22,7 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
+from leakaudit.gate.regression import ABSENT, Reference
 from leakaudit.gate.verdict import Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.saved_trend import load_trend
@@ -57,6 +58,7 @@ def write_report(
     now: datetime,
     policy: Policy | None = None,
     waivers: Waivers | None = None,
+    reference: Reference = ABSENT,
     verdict: Verdict | None = None,
     output: Path | None = None,
     allow_full: bool = False,
@@ -70,6 +72,7 @@ def write_report(
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
         waivers: exceptions from it; None for none.
+        reference: the baseline, for rules on the difference from it.
         verdict: the verdict, if it exists already; None to evaluate `policy`.
         output: the file; `run_dir/report.html` if None.
         allow_full: permits mode full even if the policy does not.
@@ -88,7 +91,7 @@ def write_report(
     results = load_results(run_dir / "results.json")
     if verdict is None:
         digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
-        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers)
+        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers, reference=reference)
     redacted = redact(
         results,
         load_journal(run_dir / "journal.jsonl") if mode is TextMode.FULL else [],

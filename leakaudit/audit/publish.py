@@ -66,10 +66,12 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     Raises:
         ConfigError: the policy cannot be read, or names an attack, a defence or a metric that does not exist. In this case only
             `results.json` is written.
+        ResultsError: a rule asks for the baseline, and its file cannot be read; here, too.
     """
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.gate.verdict import to_json as verdict_json
+    from leakaudit.history.reference import reference_for
     from leakaudit.plugins.names import names_for, registered_names
     from leakaudit.reports.page import write_report
 
@@ -78,6 +80,8 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     names = names_for(results) | registered_names()
     policy = load_policy(config.policy, names) if config.policy else default_policy()
     now = datetime.now(UTC)
-    verdict = evaluate(results, policy, now=now, results_sha256=hashlib.sha256(text.encode()).hexdigest())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    reference = reference_for(results, policy, config.policy)
+    verdict = evaluate(results, policy, now=now, results_sha256=digest, reference=reference)
     write_atomic(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
     write_report(folder, config.text, now=now, policy=policy, verdict=verdict, allow_full=config.allow_full)

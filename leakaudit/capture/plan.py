@@ -47,6 +47,8 @@ def _steps_of(rule: Rule, confidence: float) -> int:
     """Return the smallest number of steps without a leak that lets one rule pass."""
     if rule.max_rate is not None:
         return stats.steps_needed(0, rule.max_rate, confidence) or _MOST_STEPS
+    if rule.versus_baseline is not None:  # what clean pairs need; with a baseline on other batches it may take more
+        return stats.steps_needed(0, rule.versus_baseline.margin, confidence) or _MOST_STEPS
     if rule.statistic == "p95":  # the largest of so many values bounds the percentile
         return max(stats.MIN_STEPS_FOR_BOOTSTRAP, stats.steps_needed(0, 0.05, confidence) or _MOST_STEPS)
     return stats.MIN_STEPS_FOR_BOOTSTRAP if rule.statistic == "mean" else 1

@@ -33,13 +33,16 @@ def model_card(run_dir: Path, policy: Path | None, output: Path | None) -> None:
 
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.history.reference import reference_for
     from leakaudit.plugins.names import names_for
     from leakaudit.reports import outputs
     from leakaudit.results.files import read_results
 
     results, sha256 = read_results(run_dir)
     rules = load_policy(policy, names_for(results)) if policy else default_policy()
-    text = outputs.model_card(results, evaluate(results, rules, now=datetime.now(UTC), results_sha256=sha256))
+    reference = reference_for(results, rules, policy)
+    verdict = evaluate(results, rules, now=datetime.now(UTC), results_sha256=sha256, reference=reference)
+    text = outputs.model_card(results, verdict)
     if output is None:
         click.echo(text, nl=False)
         return

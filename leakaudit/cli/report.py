@@ -20,9 +20,15 @@ from leakaudit.exit_codes import ExitCode
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from leakaudit.gate.policy import Policy
+    from leakaudit.gate.regression import Reference
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.results.schema import Results
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+BASELINE = click.option(
+    "--baseline", type=EXISTING, help="The baseline's file, or another audit; default: the file that the policy names."
+)
 ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -31,11 +37,18 @@ ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, as for the gate.")
+@BASELINE
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
 def report(
-    run_dir: Path, text: str, policy: Path | None, waivers: Path | None, output: Path | None, allow_full_in_ci: bool
+    run_dir: Path,
+    text: str,
+    policy: Path | None,
+    waivers: Path | None,
+    baseline: Path | None,
+    output: Path | None,
+    allow_full_in_ci: bool,
 ) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
@@ -50,7 +63,8 @@ def report(
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
     mode = TextMode(text)
-    rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
+    results = load_results(run_dir)
+    rules = load_policy(policy, names_for(results)) if policy else default_policy()
     if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
         raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
     path = write_report(
@@ -59,6 +73,7 @@ def report(
         now=datetime.now(UTC),
         policy=rules,
         waivers=load_waivers(waivers) if waivers else None,
+        reference=_reference(results, rules, policy, baseline),
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above
@@ -71,6 +86,7 @@ def report(
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
+@BASELINE
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
 @click.option(
     "--allow",
@@ -95,6 +111,7 @@ def gate(
     run_dir: Path,
     policy: Path | None,
     waivers: Path | None,
+    baseline: Path | None,
     at: str | None,
     allow: str | None,
     soft_fail: bool,
@@ -137,11 +154,12 @@ def gate(
         document.unlink()
     try:
         results, sha256 = read_results(file)
+        rules = load_policy(policy, names_for(results)) if policy else default_policy()
+        reference = _reference(results, rules, policy, baseline)
     except ResultsError as error:
         verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
-        rules = load_policy(policy, names_for(results)) if policy else default_policy()
-        verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions, reference=reference)
     if allow:
         verdict = verdict.allowing_inconclusive()
     try:
@@ -170,6 +188,20 @@ def gate(
     )
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
+
+
+def _reference(results: Results, rules: Policy, file: Path | None, given: Path | None) -> Reference:
+    """Return the baseline of a judgement.
+
+    Raises:
+        click.UsageError: one was named, and no rule asks for it.
+        ResultsError: it cannot be read, or was changed after it was written.
+    """
+    from leakaudit.history.reference import reference_for
+
+    if given is not None and not rules.compares:
+        raise click.UsageError(f"--baseline: no rule of the policy {rules.name!r} has versus_baseline")
+    return reference_for(results, rules, file, given)
 
 
 def _time(text: str) -> datetime:

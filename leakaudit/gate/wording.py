@@ -59,6 +59,16 @@ def number(value: float, beside: float | None = None) -> str:
     return _distinct(value, beside, 2)
 
 
+def change_in_words(difference: float, bounds: tuple[float, float], confidence: float) -> str:
+    """Return the difference of two rates in points, with its bounds.
+
+    >>> change_in_words(0.1, (0.021, 0.18), 0.95)
+    'the rate changed by +10.0 points, 95% bounds +2.1 to +18.0'
+    """
+    low, high = (f"{100 * bound:+.1f}" for bound in bounds)
+    return f"the rate changed by {100 * difference:+.1f} points, {100 * confidence:.0f}% bounds {low} to {high}"
+
+
 def _distinct(value: float, beside: float | None, digits: int) -> str:
     while beside is not None and value != beside and digits < 6 and round(value, digits) == round(beside, digits):
         digits += 1
