@@ -14,6 +14,7 @@ from leakaudit.cli.compare import DESPITE_HELP, check_keys, show_comparison
 from leakaudit.cli.named_audits import LAST, Nights, audit_of, nights_of, of_nights, policy_for
 
 if TYPE_CHECKING:
+    from leakaudit.gate.policy import Policy
     from leakaudit.history.baseline import SavedBaseline
 
 _FILE = click.option(
@@ -76,7 +77,7 @@ def set_baseline(
             f"{run}: the results of the night were removed; a baseline needs them, so name a later night"
         )
     policy = policy_for(rules, nights, audit)
-    place = _file(file, nights)
+    place = file or _named_by(rules, policy) or _file(None, nights)
     reference, judged_by = before_setting(audit.results, policy, place)
     verdict = evaluate(
         audit.results, judged_by, now=datetime.now(UTC), results_sha256=audit.sha256, reference=reference
@@ -146,6 +147,14 @@ def _file(file: Path | None, nights: Nights | None) -> Path:
     from leakaudit.history.baseline import FILE
 
     return file or (nights.config.baseline if nights and nights.config else Path(FILE))
+
+
+def _named_by(path: Path | None, policy: Policy) -> Path | None:
+    """Return the file in which a policy looks for its baseline.
+
+    None if the command names no policy, or if no rule of it asks for a baseline.
+    """
+    return path.parent / policy.baseline.file if path is not None and policy.compares else None
 
 
 def _loaded(place: Path) -> SavedBaseline:

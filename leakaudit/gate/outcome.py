@@ -32,7 +32,7 @@ class Outcome:
     versus: Versus | None = None
     """What was compared, for a rule on the difference from a baseline."""
     problem: str = ""
-    """Why there is no comparison with the baseline, as a sentence; empty for other rules."""
+    """Why there is no comparison with the baseline, as a sentence; empty if there is one, and for other rules."""
 
 
 def judge_numbers(rule: Rule, evidence: Evidence, confidence: float, max_unjudged: float | None = None) -> Outcome:

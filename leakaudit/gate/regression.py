@@ -240,7 +240,7 @@ def sentences_on_difference(finding: Finding) -> list[str]:
     event, versus = EVENTS[rule.event or ""], outcome.versus
     if versus is None or outcome.lower is None or outcome.upper is None:
         seen = f"{outcome.k} of {counted(outcome.n, 'judged client step')} {event.verb} {finding.where}."
-        return [seen, outcome.problem]
+        return [seen]
     how = "on the same batches" if versus.paired else "on other batches"
     change = change_in_words(outcome.observed or 0.0, (outcome.lower, outcome.upper), finding.confidence)
     now = f"{versus.k} of {counted(versus.n, 'judged client step')} {event.verb} {finding.where}"

@@ -60,6 +60,7 @@ def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gap
     if evidence.values:
         unsure = [] if readers & {*evidence.attacks} else [blind(results, policy, rule, evidence.attacks)]
         unmet = [*_shortfalls(evidence, policy.evidence), *_too_short(results, policy, rule), *unsure, *unmet]
+    unmet = [*([outcome.problem] if outcome.problem else []), *unmet]
     status = Status.INCONCLUSIVE if gaps.broken or (outcome.status is Status.PASS and unmet) else outcome.status
     reasons = unmet if status is Status.INCONCLUSIVE else []
     if gaps.broken:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import number, percent
 from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.wording import (
     age_in_words,
@@ -13,6 +12,7 @@ from leakaudit.reports.wording import (
     date_and_time,
     meaning,
     rule_bounds,
+    rule_limit,
     rule_seen,
     short_digest,
 )
@@ -63,14 +63,8 @@ def summary(verdict: Verdict) -> str:
 
 
 def _row(rule: RuleVerdict) -> str:
-    cells = (f"{rule.id} ({rule.severity})", rule.word, rule_seen(rule), rule_bounds(rule), _limit(rule))
+    cells = (f"{rule.id} ({rule.severity})", rule.word, rule_seen(rule), rule_bounds(rule), rule_limit(rule))
     return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
-
-
-def _limit(rule: RuleVerdict) -> str:
-    if rule.kind == "max_count":
-        return "none" if rule.threshold == 0 else f"{rule.threshold:g}"
-    return percent(rule.threshold) if rule.kind == "max_rate" else number(rule.threshold)
 
 
 def _foot(verdict: Verdict) -> list[str]:
@@ -87,9 +81,11 @@ def _foot(verdict: Verdict) -> list[str]:
     age = "" if verdict.evidence_age_s is None else f" Evidence of {age_in_words(verdict.evidence_age_s)} ago"
     until = f", valid until {markdown_text(date_and_time(verdict.valid_until))}" if verdict.valid_until else ""
     digest = short_digest(verdict.results_digest or verdict.results_sha256 or "") or "none"
+    used = verdict.baseline
+    base = "" if used is None else f", baseline `{short_digest(used.digest or used.results_digest) or 'none'}`"
     return [
         *lines,
-        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`.",
+        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`{base}.",
         "Not shown by an audit: other attacks, servers that choose weights, sums over clients, the released model itself. No training text is in this summary.",
     ]
 

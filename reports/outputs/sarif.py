@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import number, percent
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, rule_limit
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 """Address of the schema, as the standard gives it."""
@@ -70,10 +69,9 @@ def sarif(verdict: Verdict, policy: Path | None = None, lines: Mapping[str, int]
 
 
 def _descriptor(rule: RuleVerdict) -> dict[str, Any]:
-    limit = percent(rule.threshold) if rule.kind == "max_rate" else number(rule.threshold)
-    if rule.kind == "max_count":
-        limit = f"{rule.threshold:g} steps"
-    said = f"{rule.subject} under {rule.defense}: at most {limit}."
+    limit = f"{rule.threshold:g} steps" if rule.kind == "max_count" else rule_limit(rule)
+    than = " more than in the baseline" if rule.kind == "versus_baseline" else ""
+    said = f"{rule.subject} under {rule.defense}: at most {limit.removeprefix('+')}{than}."
     return {
         "id": rule.id,
         "shortDescription": {"text": _message(said)},

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakaudit.gate.verdict import RuleVerdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
-from leakaudit.reports.wording import confidence_level, rule_bounds
-from leakaudit.results.wording import counted
+from leakaudit.reports.wording import confidence_level, rule_bounds, rule_limit
 
 
 def section(redacted: RedactedResult) -> Section:
@@ -43,10 +42,9 @@ class RuleRow:
 
 def _row(rule: RuleVerdict, redacted: RedactedResult) -> RuleRow:
     if rule.k is not None:
-        seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
-        limit = percent(rule.threshold) if rule.kind == "max_rate" else counted(int(rule.threshold), "step")
-        limit = "none" if rule.threshold == 0 else limit
+        now = rule.versus or rule
+        seen = f"{now.k} of {now.n}" if rule.n else "no evidence"
+        seen += f", baseline {rule.versus.base_k} of {rule.versus.base_n}" if rule.versus else ""
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
-        limit = number(rule.threshold)
-    return RuleRow(rule, seen, rule_bounds(rule), limit, evidence_anchor(rule, redacted))
+    return RuleRow(rule, seen, rule_bounds(rule), rule_limit(rule), evidence_anchor(rule, redacted))
