@@ -53,9 +53,9 @@ class Outcomes(NightModel):
 
 
 class SavedBaseline(NightModel):
-    """The content of a baseline's file. It holds numbers and marks only, so it may be committed.
+    """The content of a baseline's file, which may be committed.
 
-    A mark is a keyed hash of a batch. Without the key nobody can tell from it what the batch was, or confirm a guess.
+    It holds numbers and marks only. A mark is a keyed hash of a batch. Without the key nobody can tell from it what the batch was, or confirm a guess.
     """
 
     schema_: Literal["leakaudit.baseline/1"] = Field(default="leakaudit.baseline/1", alias="schema")

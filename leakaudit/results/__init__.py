@@ -7,6 +7,7 @@ __all__ = [
     "as_sent",
     "bounds",
     "consistency",
+    "differences",
     "events",
     "files",
     "former_keys",

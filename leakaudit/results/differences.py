@@ -1,4 +1,4 @@
-"""Bounds of the difference of two leak rates, for `leakaudit compare` and the gate.
+"""Bounds of the difference of two leak rates, for `compare` and the gate.
 
 Each bound is one-sided. The steps of the two audits are either the same batches, so that they make pairs, or two samples.
 """

@@ -1,4 +1,4 @@
-"""How often a rule on the difference from a baseline is wrong, and how often right.
+"""How often a rule on the difference from a baseline is wrong.
 
     python -m tests.benchmarks.regression_errors
 

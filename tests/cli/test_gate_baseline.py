@@ -1,4 +1,4 @@
-"""`leakaudit gate` with a baseline: where it is found, what it may hold, and how every output shows it."""
+"""`leakaudit gate` with a baseline: where it is, what it holds, how it is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rules:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start beside a folder with the policy, two hours after the audits of the factories."""
+    """Start beside a folder with the policy, two hours after the audits."""
     monkeypatch.chdir(tmp_path)
     judged = gate.evaluate
     monkeypatch.setattr(gate, "evaluate", lambda found, rules, **given: judged(found, rules, **given | {"now": NOW}))
@@ -104,7 +104,7 @@ def test_a_baseline_that_was_edited_is_an_error() -> None:
 
 
 def test_a_baseline_without_digest_does_not_count() -> None:
-    """Removing the digest is no way around it, and files of earlier versions say what to do."""
+    """Removing the digest is no way around it, and older files can be set anew."""
     set_baseline()
     file = Path("rules/leakaudit.baseline.json")
     data = json.loads(file.read_text())

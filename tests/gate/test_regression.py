@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from leakaudit.capture.plan import steps_to_pass
+from leakaudit.gate.early import decided
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.history.compare import compare
@@ -46,7 +48,7 @@ def rule_of(verdict: Verdict, name: str = "no-worse") -> RuleVerdict:
     ],
 )
 def test_the_bounds_of_the_difference_decide(base: tuple[int, int], new: tuple[int, int], status: Status) -> None:
-    """A worse audit does not pass, an unchanged one does not fail, and few steps decide nothing."""
+    """A worse audit does not pass, and few steps decide nothing."""
     found = rule_of(against(marked(audit(*base), "old"), marked(audit(*new), "new")))
     assert found.status is status
     assert found.versus is not None
@@ -69,7 +71,10 @@ def test_as_many_more_clean_steps_as_are_said_decide() -> None:
 
 
 def test_the_same_batches_are_paired_and_others_are_not() -> None:
-    """Six leaks on the same batches are no change; on other batches they may be one. Another key pairs nothing."""
+    """Six leaks on the same batches are no change; on other ones they may be.
+
+    Marks under another key pair nothing.
+    """
     base = marked(audit(6, 54), "old")
     paired = rule_of(against(base, marked(audit(6, 54), "new")))
     for other in (marked(audit(6, 54), "new", first=100), marked(audit(6, 54), "new", pairing="bb" * 8)):
@@ -234,3 +239,16 @@ def test_a_rule_that_means_nothing_is_refused(rule: dict[str, Any], said: str) -
     """A policy cannot be weakened by a slip."""
     with pytest.raises(ValueError, match=said):
         policy(rule)
+
+
+def test_a_run_keeps_as_many_steps_as_a_margin_needs() -> None:
+    """59 clean steps show a rate of 5 %, and a margin of 3 % needs 99 pairs."""
+    asked = policy(VERSUS | {"versus_baseline": {"margin": 0.03}})
+    assert steps_to_pass(asked) == 99
+    pairs = marked(audit(0, 99), "old"), marked(audit(0, 99), "new")
+    assert against(*pairs, asked.rules[0].model_dump(exclude_none=True)).verdict is Status.PASS
+
+
+def test_nothing_ends_early_because_no_baseline_was_at_hand() -> None:
+    """While steps are audited nothing is compared, so nothing is decided."""
+    assert decided(audit(0, 200), policy(VERSUS), now=NOW) is None

@@ -13,7 +13,7 @@ from tests.benchmarks.regression_errors import of_pairs, of_two_samples
 
 @pytest.mark.parametrize("base", [0.0, 0.02, 0.1])
 def test_at_the_margin_a_rule_is_wrong_in_one_of_twenty_audits_at_most(base: float) -> None:
-    """Neither a worse release passes more often, nor does one within the margin fail; all counts are weighed."""
+    """Neither a wrong PASS nor a wrong FAIL is more frequent; every count is weighed."""
     for found in (of_two_samples((40, 40), (base, base + 0.1), 0.1), of_pairs(40, base + 0.1, base, 0.1)):
         assert found.passed < 0.05
         assert found.failed < 0.05
@@ -31,7 +31,7 @@ def test_drawn_audits_are_wrong_as_rarely_as_the_weighed_ones() -> None:
 
 
 def test_pairs_decide_sooner_than_two_samples() -> None:
-    """Six leaks on the same batches before and after are no change; on other batches they may be."""
+    """Six leaks on the same batches are no change; on other ones they may be."""
     paired, apart = difference_of_pairs(0, 0, 60), difference_of_rates((6, 60), (6, 60))
     assert paired[1] == pytest.approx(upper_bound(0, 60)) == pytest.approx(-paired[0])
     assert apart[0] < paired[0] < 0 < paired[1] < apart[1]
