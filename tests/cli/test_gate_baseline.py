@@ -10,7 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
+from leakaudit.audit.publish import publish
 from leakaudit.cli import main
+from leakaudit.config.audit import AuditConfig
 from leakaudit.gate import evaluate as gate
 from leakaudit.results.schema import Results
 from tests.gate.test_regression import marked
@@ -189,3 +191,15 @@ def test_an_audit_made_in_another_way_is_named_with_the_keys() -> None:
     done, verdict = judge(changed(other, regime=other.regime.model_copy(update={"batch_size": 8})))
     assert done.exit_code == 4
     assert "the shape of a batch (batch: 1 texts" in verdict["sentence"]
+
+
+def test_the_end_of_an_audit_reads_the_same_baseline_and_survives_a_broken_one() -> None:
+    """An audit that took hours gets its other rules judged, whatever became of the file."""
+    set_baseline()
+    config, file = AuditConfig(policy=Path("rules/policy.yaml")), Path("rules/leakaudit.baseline.json")
+    for content, status in ((file.read_text(), "PASS"), ("{", "INCONCLUSIVE")):
+        file.write_text(content)
+        Path(status).mkdir()
+        publish(Path(status), marked(audit(3, 57), "run-2"), config)
+        rules = {rule["id"]: rule["status"] for rule in json.loads(Path(status, "verdict.json").read_text())["rules"]}
+        assert rules == {"no-worse": status, "rate": "PASS"}
