@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leakaudit.gate.verdict import Status, Verdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict, Versus
+from leakaudit.gate.wording import allowed, number, percent
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.wording import age_in_words, date_and_time, rule_bounds, short_digest
+from leakaudit.results.bounds import lower_bound, upper_bound
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -29,6 +30,8 @@ def headline(verdict: Verdict) -> Markup | None:
     rule = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
     if rule is None or rule.n == 0 or rule.observed is None:
         return None
+    if rule.versus is not None:
+        return _against_baseline(rule, rule.versus)
     # a limit on a count does not fit an axis of rates, so the limit of a rule on the rate of the same event is drawn
     companions = (r for r in verdict.rules if r.kind == "max_rate" and r.subject == rule.subject)
     limiting = next(companions, None) if rule.kind == "max_count" else rule
@@ -48,6 +51,23 @@ def headline(verdict: Verdict) -> Markup | None:
     )  # a green dot would claim more than an undecided rule shows
     bar = RateBar("", rate, rule.lower, rule.upper, plain(note), "leak" if leaks else "clean" if clean else "open")
     return rate_chart([bar], limit, text, plain(f"{note}; {text}" if text else note))
+
+
+def _against_baseline(rule: RuleVerdict, versus: Versus) -> Markup:
+    """Draw the rates of the baseline and of this audit, each with its bounds."""
+    bars = [
+        RateBar(
+            name,
+            k / n,
+            lower_bound(k, n, rule.confidence),
+            upper_bound(k, n, rule.confidence),
+            f"{k} of {counted(n, 'step')}",
+            "leak" if k else "clean" if rule.status is Status.PASS and not rule.censored else "open",
+        )
+        for name, k, n in (("baseline", versus.base_k, versus.base_n), ("this audit", versus.k, versus.n))
+    ]
+    change = f"bounds of the difference {rule_bounds(rule)}, {rule.id} allows {allowed(rule.kind, rule.threshold)}"
+    return rate_chart(bars, None, "", plain("; ".join([*(f"{bar.name} {bar.note}" for bar in bars), change])))
 
 
 def facts(results: Results, verdict: Verdict) -> list[Fact]:

@@ -23,7 +23,6 @@ from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
-from leakaudit.gate.waivers import Waivers
 from leakaudit.history.saved_trend import load_trend
 from leakaudit.reports.contents import sections_of
 from leakaudit.reports.escaping import finalize, plain
@@ -56,7 +55,6 @@ def write_report(
     *,
     now: datetime,
     policy: Policy | None = None,
-    waivers: Waivers | None = None,
     verdict: Verdict | None = None,
     output: Path | None = None,
     allow_full: bool = False,
@@ -69,7 +67,6 @@ def write_report(
         mode: how much text to show; the policy's choice if None.
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
-        waivers: exceptions from it; None for none.
         verdict: the verdict, if it exists already; None to evaluate `policy`.
         output: the file; `run_dir/report.html` if None.
         allow_full: permits mode full even if the policy does not.
@@ -88,7 +85,7 @@ def write_report(
     results = load_results(run_dir / "results.json")
     if verdict is None:
         digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
-        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers)
+        verdict = evaluate(results, policy, now=now, results_sha256=digest)
     redacted = redact(
         results,
         load_journal(run_dir / "journal.jsonl") if mode is TextMode.FULL else [],

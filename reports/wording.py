@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.verdict import BaselineUsed, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
 from leakaudit.results.wording import counted
@@ -56,6 +56,8 @@ def rule_bounds(rule: RuleVerdict) -> str:
         return "none from 1 step"
     if rule.lower is None and rule.upper is None:
         return "none"
+    if rule.kind == "versus_baseline":
+        return f"{points(rule.lower or 0.0)} to {points(rule.upper or 0.0)} points"
     write = percent if rule.k is not None else number
     beside = rule.threshold if rule.kind != "max_count" else None
     low = write(rule.lower, beside) if rule.lower is not None else "?"
@@ -64,9 +66,25 @@ def rule_bounds(rule: RuleVerdict) -> str:
 
 def rule_seen(rule: RuleVerdict) -> str:
     """Return what a rule observed, such as `3 of 60 steps` or `p95 rougeL 0.31`."""
+    if rule.versus is not None:
+        return f"{rule.versus.k} of {counted(rule.versus.n, 'step')}, baseline {rule.versus.base_k} of {rule.versus.base_n}"
     if rule.k is not None:
         return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
     return f"{rule.subject} {number(rule.observed)}" if rule.observed is not None else "no evidence"
+
+
+def baseline_in_words(baseline: BaselineUsed) -> str:
+    """Return the run of a baseline with the digest of its file, or of its results."""
+    return f"run {baseline.run}, {baseline.digest or baseline.results_digest or 'no digest'}"
+
+
+def points(difference: float) -> str:
+    """Return the difference of two rates in points.
+
+    >>> points(0.1), points(-0.0494)
+    ('+10.0', '-4.9')
+    """
+    return f"{100 * difference:+.1f}"
 
 
 def confidence_level(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.errors import ResultsError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.results.files import to_json
 from leakaudit.results.schema import Results, TextMode
@@ -69,8 +70,10 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     """
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.regression import Reference
     from leakaudit.gate.verdict import to_json as verdict_json
     from leakaudit.gate.waivers import waivers_for
+    from leakaudit.history.reference import reference_for
     from leakaudit.plugins.names import names_for, registered_names
     from leakaudit.reports.page import write_report
 
@@ -79,8 +82,13 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     names = names_for(results) | registered_names()
     policy = load_policy(config.policy, names) if config.policy else default_policy()
     now = datetime.now(UTC)
-    exceptions = waivers_for(policy, config.policy)
-    sha256 = hashlib.sha256(text.encode()).hexdigest()
-    verdict = evaluate(results, policy, now=now, results_sha256=sha256, waivers=exceptions)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    try:
+        reference = reference_for(results, policy, config.policy)
+    except ResultsError:  # the audit is done, so the other rules are judged
+        reference = Reference(problem="the baseline's file cannot be read, or was changed after it was written")
+    verdict = evaluate(
+        results, policy, now=now, results_sha256=digest, waivers=waivers_for(policy, config.policy), reference=reference
+    )
     write_atomic(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
     write_report(folder, config.text, now=now, policy=policy, verdict=verdict, allow_full=config.allow_full)

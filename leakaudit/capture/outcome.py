@@ -83,6 +83,9 @@ def _numbers(rule: RuleVerdict) -> str:
     if rule.k is None:
         return f"{rule.subject} is {number(rule.observed or 0.0, rule.threshold)}, the policy allows {number(rule.threshold)}"
     event = EVENTS.get(rule.subject)
+    if rule.versus is not None and event is not None:
+        now, before = (rule.versus.k, rule.versus.n), (rule.versus.base_k, rule.versus.base_n)
+        return f"{now[0]} of {counted(now[1], 'step')} {event.verb}, in the baseline {before[0]} of {before[1]}"
     return f"{rule.k} of {counted(rule.n, 'step')} {event.verb if event else f'had the event {rule.subject}'}"
 
 

@@ -14,6 +14,7 @@ from leakaudit.cli.compare import DESPITE_HELP, check_keys, show_comparison
 from leakaudit.cli.named_audits import LAST, Nights, audit_of, nights_of, of_nights, policy_for
 
 if TYPE_CHECKING:
+    from leakaudit.gate.policy import Policy
     from leakaudit.history.baseline import SavedBaseline
 
 _FILE = click.option(
@@ -32,7 +33,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 def baseline() -> None:
     """Keep the run that nights and releases are compared with.
 
-    Its file holds numbers only and is meant to be committed beside the policy.
+    Its file holds numbers and marks only and is meant to be committed beside the policy.
     """
 
 
@@ -59,7 +60,7 @@ def set_baseline(
 ) -> None:
     """Make RUN the baseline that nights and releases are compared with.
 
-    RUN is an audit's folder, its results.json, the id of a night, or `last`. A run whose verdict is not PASS is refused unless --anyway is given; the exit code is that of the verdict, 3, 4 or 5.
+    RUN is an audit's folder, its results.json, the id of a night, or `last`. A run whose verdict is not PASS is refused unless --anyway is given; the exit code is that of the verdict, 3, 4 or 5. Rules with `versus_baseline` compare it with the baseline that the file holds so far; without one they are left out.
     """
     from datetime import UTC, datetime
 
@@ -67,6 +68,7 @@ def set_baseline(
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.verdict import Status
     from leakaudit.history.baseline import baseline_of, save
+    from leakaudit.history.reference import before_setting
 
     nights = nights_of(config, folder)
     audit = audit_of(run, nights)
@@ -75,7 +77,11 @@ def set_baseline(
             f"{run}: the results of the night were removed; a baseline needs them, so name a later night"
         )
     policy = policy_for(rules, nights, audit)
-    verdict = evaluate(audit.results, policy, now=datetime.now(UTC), results_sha256=audit.sha256)
+    place = file or _named_by(rules, policy) or _file(None, nights)
+    reference, judged_by = before_setting(audit.results, policy, place)
+    verdict = evaluate(
+        audit.results, judged_by, now=datetime.now(UTC), results_sha256=audit.sha256, reference=reference
+    )
     if verdict.verdict is not Status.PASS and not anyway:
         why = f"{run}: its verdict is {verdict.verdict}, not PASS: {verdict.sentence} To take it nevertheless, add --anyway."
         if as_json:
@@ -83,7 +89,6 @@ def set_baseline(
         say(f"error: {why}")
         sys.exit(verdict.verdict.exit_code)
     found = baseline_of(audit.results, policy, verdict, audit.data or data_name)
-    place = _file(file, nights)
     save(found, place)
     if not found.keys["data"]:
         say(
@@ -142,6 +147,14 @@ def _file(file: Path | None, nights: Nights | None) -> Path:
     from leakaudit.history.baseline import FILE
 
     return file or (nights.config.baseline if nights and nights.config else Path(FILE))
+
+
+def _named_by(path: Path | None, policy: Policy) -> Path | None:
+    """Return the file in which a policy looks for its baseline.
+
+    None if the command names no policy, or if no rule of it asks for a baseline.
+    """
+    return path.parent / policy.baseline.file if path is not None and policy.compares else None
 
 
 def _loaded(place: Path) -> SavedBaseline:

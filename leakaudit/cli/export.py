@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import ResultsError
 
 
@@ -20,10 +21,10 @@ def export() -> None:
 
 @export.command("model-card", short_help="Write a Markdown section for a model's card.")
 @click.argument("run_dir", type=EXISTING)
-@click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@judging
 @click.option("-o", "--output", type=EXISTING, help="The Markdown file; default: standard output.")
 @clear_errors
-def model_card(run_dir: Path, policy: Path | None, output: Path | None) -> None:
+def model_card(run_dir: Path, output: Path | None, by: Yardstick) -> None:
     """Write a section for a model's card from RUN_DIR, a folder with results.json.
 
     It says in ten lines what was attacked, what came back, the worst bound, and what was not tested. It judges anew by the policy, and never
@@ -31,18 +32,10 @@ def model_card(run_dir: Path, policy: Path | None, output: Path | None) -> None:
     """
     from datetime import UTC, datetime
 
-    from leakaudit.gate.evaluate import evaluate
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_for
-    from leakaudit.plugins.names import names_for
     from leakaudit.reports import outputs
-    from leakaudit.results.files import read_results
 
-    results, sha256 = read_results(run_dir)
-    rules = load_policy(policy, names_for(results)) if policy else default_policy()
-    exceptions = waivers_for(rules, policy)
-    verdict = evaluate(results, rules, now=datetime.now(UTC), results_sha256=sha256, waivers=exceptions)
-    text = outputs.model_card(results, verdict)
+    judged = read_judged(run_dir, by)
+    text = outputs.model_card(judged.results, judged.verdict(datetime.now(UTC)))
     if output is None:
         click.echo(text, nl=False)
         return

@@ -12,6 +12,7 @@ import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.cli.gate_outputs import Outputs, with_outputs, write_outputs
+from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import ResultsError
 from leakaudit.exit_codes import ExitCode
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
 @click.argument("run_dir", type=EXISTING)
-@click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
-@click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
+@judging
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
 @click.option(
     "--allow",
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 @clear_errors
 def gate(
     run_dir: Path,
-    policy: Path | None,
-    waivers: Path | None,
     at: str | None,
     allow: str | None,
     soft_fail: bool,
     quiet: bool,
     as_json: bool,
+    by: Yardstick,
     outputs: Outputs,
 ) -> None:
     """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
@@ -63,35 +62,29 @@ def gate(
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
     now = _time(at) if at else datetime.now(UTC)
-    verdict = _judged(file, policy, waivers, now)
+    verdict = _judged(file, by, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
     _print_verdict(verdict, quiet=quiet, as_json=as_json)
-    written = write_outputs(verdict, policy, outputs)
+    written = write_outputs(verdict, by.policy, outputs)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, policy: Path | None, waivers: Path | None, now: datetime) -> Verdict:
-    """Return the verdict on results; ERROR if they cannot be read.
+def _judged(file: Path, by: Yardstick, now: datetime) -> Verdict:
+    """Return the verdict on results; ERROR if results or baseline cannot be read.
 
     Raises:
-        ConfigError: the policy or the waivers cannot be read.
+        ConfigError: the policy or the waivers are wrong.
     """
-    from leakaudit.gate.evaluate import evaluate, unreadable
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_for
-    from leakaudit.plugins.names import names_for
-    from leakaudit.results.files import read_results
-
     try:
-        results, sha256 = read_results(file)
+        return read_judged(file, by).verdict(now)
     except ResultsError as error:
-        return unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
-    rules = load_policy(policy, names_for(results)) if policy else default_policy()
-    exceptions = waivers_for(rules, policy, waivers)
-    return evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+        from leakaudit.gate.evaluate import unreadable
+        from leakaudit.gate.policy import default_policy, load_policy
+
+        return unreadable(str(error), load_policy(by.policy) if by.policy else default_policy(), now=now)
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:

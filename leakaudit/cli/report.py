@@ -7,42 +7,36 @@ from pathlib import Path
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import RedactionError, ResultsError
 
 
 @click.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
-@click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
-@click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, as for the gate.")
+@judging
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
-def report(
-    run_dir: Path, text: str, policy: Path | None, waivers: Path | None, output: Path | None, allow_full_in_ci: bool
-) -> None:
+def report(run_dir: Path, text: str, output: Path | None, allow_full_in_ci: bool, by: Yardstick) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_for
-    from leakaudit.plugins.names import names_for
     from leakaudit.reports.page import write_report
-    from leakaudit.results.files import load_results
     from leakaudit.results.schema import TextMode
 
     if not run_dir.is_dir():
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
-    mode = TextMode(text)
-    rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
-    if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
-        raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
+    mode, now = TextMode(text), datetime.now(UTC)
+    judged = read_judged(run_dir, by)
+    if mode is TextMode.FULL and by.policy is not None and not judged.policy.report.allow_full:
+        raise RedactionError(f"{by.policy}: does not allow text mode full (report.allow_full: true)")
     path = write_report(
         run_dir,
         mode,
-        now=datetime.now(UTC),
-        policy=rules,
-        waivers=waivers_for(rules, policy, waivers),
+        now=now,
+        policy=judged.policy,
+        verdict=judged.verdict(now),
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above

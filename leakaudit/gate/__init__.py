@@ -1,7 +1,7 @@
 """The gate, which judges results by a policy. No torch.
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
-`requirements`, `coverage` and `rules` judge.
+`requirements`, `coverage`, `regression` and `rules` judge.
 `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and what plugins say of themselves (`plugins.names`, `plugins.described`).
 """
@@ -21,6 +21,7 @@ __all__ = [
     "policy_diff",
     "policy_parts",
     "policy_text",
+    "regression",
     "requirements",
     "rules",
     "steps_needed",

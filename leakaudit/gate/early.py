@@ -78,9 +78,9 @@ def _bounded(rule: Rule, results: Results, policy: Policy) -> bool | None:
 def _counts(rule: Rule, results: Results, policy: Policy) -> tuple[int, int, float, int] | None:
     """Return exceedances, steps, the limit of their rate, and unjudged steps.
 
-    None for the mean of a score, which has no such bound.
+    None for the mean of a score and for a difference from a baseline, which have no such bound.
     """
-    if rule.statistic == "mean":
+    if rule.statistic == "mean" or rule.versus_baseline is not None:
         return None
     evidence = gather_own(results, rule, trusted(results, policy, rule))
     if rule.max_rate is not None:

@@ -26,10 +26,11 @@ from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.coverage import uncovered
 from leakaudit.gate.evidence import usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
+from leakaudit.gate.regression import ABSENT, Reference, softened
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.undecided import allowed_for_a_time
-from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
+from leakaudit.gate.verdict import Alternative, BaselineUsed, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, limits_of, waived
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
@@ -49,6 +50,7 @@ def evaluate(
     now: datetime,
     results_sha256: str | None = None,
     waivers: Waivers | None = None,
+    reference: Reference = ABSENT,
 ) -> Verdict:
     """Apply `policy` to `results`.
 
@@ -62,6 +64,7 @@ def evaluate(
         now: the time of judgement, with time zone.
         results_sha256: digest of the file that `results` were read from; the verdict records it.
         waivers: exceptions; None for none.
+        reference: the baseline, for rules on the difference from it.
 
     Returns:
         The verdict; ERROR if the results contradict themselves.
@@ -69,16 +72,19 @@ def evaluate(
     problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
         return _error(policy, now, problems, results, results_sha256=results_sha256)
+    origin = _origin(results, policy, now, results_sha256)
+    policy = softened(policy, reference)
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
     warn = length_of(limits_of(policy).warn_before)
-    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now, warn)
+    judged = judge_rules(results, policy, SHIPPED, gaps, reference)
+    rules, said = waived(judged, waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
     verdict = Verdict(
-        **_origin(results, policy, now, results_sha256),
+        **origin,
         verdict=overall,
         exit_code=overall.exit_code,
         sentence=" ".join(
@@ -101,12 +107,20 @@ def evaluate(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps)),
+        alternatives=tuple(_alternatives(results, policy, gaps, reference)),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
+        baseline=_used(policy, reference),
         problems=(),
     )
     return allowed_for_a_time(verdict, policy.on_inconclusive, now)
+
+
+def _used(policy: Policy, reference: Reference) -> BaselineUsed | None:
+    """Return the baseline as the verdict records it; None if no rule uses one."""
+    if reference.problem or not policy.compares:
+        return None
+    return BaselineUsed(run=reference.run, results_digest=reference.results_digest, digest=reference.digest)
 
 
 def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:
@@ -232,14 +246,14 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
     return rule.level != "error" or bool(rule.waived), -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
-def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alternative]:
+def _alternatives(results: Results, policy: Policy, gaps: Gaps, reference: Reference) -> Iterable[Alternative]:
     """Judge the policy as if each other defence of the battery were shipped."""
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
     for defense in dict.fromkeys(a.defense for a in results.attempts):
         if defense in (OBSERVED, shipped_column(results)):
             continue
-        rules = judge_rules(results, policy, defense, gaps)
+        rules = judge_rules(results, policy, defense, gaps, reference)
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
         naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
         figures = tuple(

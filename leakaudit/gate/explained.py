@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from leakaudit.explanation import Explanation, Topic
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import OBSERVED, SHIPPED, EvidencePolicy, Policy, Rule, default_policy, round_policy
+from leakaudit.gate.steps_needed import steps_of_rule
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import allowed, ended, limit_kind, percent
-from leakaudit.results import bounds as stats
+from leakaudit.gate.wording import allowed, ended, percent
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -111,7 +111,7 @@ def rule_topic(policy: Policy, rule: Rule, seen: Seen | None = None) -> Topic:
     )
     said = [
         ("It limits", _subject(rule, tokens)),
-        ("Allowed", f"{allowed(limit_kind(rule), rule.threshold)}. {_weight(rule)}"),
+        ("Allowed", f"{allowed(rule.limit, rule.threshold)}. {_weight(rule)}"),
         ("It fails if", _fails(rule, policy.statistics.confidence)),
         ("It passes if", _passes(rule, policy)),
         ("Undecided", f"{undecided} older than {policy.evidence.max_age}."),
@@ -130,22 +130,6 @@ class Seen:
 
     results: Results
     verdict: Verdict
-
-
-def fewest_steps(rule: Rule, policy: Policy) -> int:
-    """Return the least number of steps that can make a rule pass.
-
-    They are judged steps without a leak; of a metric, steps of any score.
-    """
-    confidence = policy.statistics.confidence
-    needed = 1
-    if rule.max_rate is not None:
-        needed = stats.steps_needed(0, rule.max_rate, confidence) or 1
-    elif rule.statistic == "p95":
-        needed = stats.steps_needed(0, 0.05, confidence) or 1
-    elif rule.statistic == "mean":
-        needed = stats.MIN_STEPS_FOR_BOOTSTRAP
-    return max(needed, policy.evidence.min_steps)
 
 
 def _subject(rule: Rule, tokens: int) -> str:
@@ -171,19 +155,20 @@ def _weight(rule: Rule) -> str:
 
 
 def _fails(rule: Rule, confidence: float) -> str:
-    limit, sure = allowed(limit_kind(rule), rule.threshold), percent(confidence)
+    limit, sure = allowed(rule.limit, rule.threshold), percent(confidence)
     if rule.max_count is not None:
         return "one step has it." if rule.max_count == 0 else f"more than {limit} have it."
     if rule.statistic == "max":
         return f"one step scores above {limit}."
     if rule.statistic == "p95":
         return f"surely more than 5% of the steps score above {limit} ({sure} confidence)."
-    return f"the {sure} lower bound is above {limit}."
+    what = " of the change since the baseline" if rule.versus_baseline is not None else ""
+    return f"the {sure} lower bound{what} is above {limit}."
 
 
 def _passes(rule: Rule, policy: Policy) -> str:
-    limit, sure = allowed(limit_kind(rule), rule.threshold), percent(policy.statistics.confidence)
-    steps = counted(fewest_steps(rule, policy), "step")
+    limit, sure = allowed(rule.limit, rule.threshold), percent(policy.statistics.confidence)
+    steps = counted(steps_of_rule(rule, policy) or policy.evidence.min_steps, "step")
     if rule.max_count is not None:
         condition = f"at most {limit} has it" if rule.max_count == 1 else f"{limit} has it"
         condition = f"at most {limit} have it" if rule.max_count > 1 else condition
@@ -191,7 +176,8 @@ def _passes(rule: Rule, policy: Policy) -> str:
     if rule.statistic == "max":
         return f"no step scores above {limit}, of {steps} or more, and the attack read its control."
     least = f"{steps} at the least" if rule.metric else f"{steps} without a leak at the least"
-    return f"the {sure} upper bound is {limit} or less, which takes {least}, and the attack read its control."
+    what = " of the change since the baseline" if rule.versus_baseline is not None else ""
+    return f"the {sure} upper bound{what} is {limit} or less, which takes {least}, and the attack read its control."
 
 
 def _seen(rule: Rule, policy: Policy, seen: Seen) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from leakaudit.gate.evidence import Evidence
 from leakaudit.gate.policy import Rule
-from leakaudit.gate.verdict import Status
+from leakaudit.gate.verdict import Status, Versus
 from leakaudit.results import bounds as stats
 
 
@@ -29,6 +29,10 @@ class Outcome:
     more: int | None = None
     """Further steps without a leak that would make the rule pass; None if that does not apply."""
     method: str = ""
+    versus: Versus | None = None
+    """What was compared, for a rule on the difference from a baseline."""
+    problem: str = ""
+    """Why there is no comparison with the baseline, as a sentence; empty if there is one, and for other rules."""
 
 
 def judge_numbers(rule: Rule, evidence: Evidence, confidence: float, max_unjudged: float | None = None) -> Outcome:

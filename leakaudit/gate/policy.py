@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -26,6 +26,7 @@ from leakaudit.gate.policy_parts import (
     StepsPerPhase,
     WaiversFile,
 )
+from leakaudit.gate.verdict import LimitKind
 from leakaudit.plugins import names as plugin_names
 from leakaudit.results.lengths import STARTS
 from leakaudit.results.schema import Amount, Fraction, TextMode
@@ -121,6 +122,8 @@ class StatisticsPolicy(_Policy):
     """Confidence of each one-sided bound."""
 
 
+_LIMITS: tuple[LimitKind, ...] = get_args(LimitKind)
+
 HIGHEST_LIMIT = 0.99
 """Highest limit on a rate or a score. Our choice: 299 steps that all leak are needed to show a rate above it, and a score of 1 is the highest, so
 a rule with a higher limit could hardly ever fail."""
@@ -169,10 +172,25 @@ class Scope(_Policy):
         return (self.attack,) if isinstance(self.attack, str) else self.attack
 
 
+class VersusBaseline(_Policy):
+    """How much more may leak than in the baseline."""
+
+    margin: float = Field(gt=0.0, le=HIGHEST_LIMIT)
+    """How much higher than the baseline's rate the rate of the event may be: 0.03 allows 3 % of the steps more. The rule passes if the upper bound
+    of the difference is at or below it and fails if the lower bound is above it. Above 0, because no audit shows that two rates are equal."""
+
+
+class BaselinePolicy(_Policy):
+    """Where the baseline is, for rules with `versus_baseline`."""
+
+    file: Path = Path("leakaudit.baseline.json")
+    """File that `leakaudit baseline set RUN` writes, from the folder of the policy's file."""
+
+
 class Rule(_Policy):
     """One limit: on how often an event happens, or on a statistic of a metric.
 
-    A rule has `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`.
+    A rule has `event` with `max_rate`, `max_count` or `versus_baseline`, or `metric` and `statistic` with `max_value`.
     """
 
     id: RuleId
@@ -200,18 +218,32 @@ class Rule(_Policy):
     value."""
     max_value: float | None = Field(default=None, ge=0.0, le=HIGHEST_LIMIT)
     """Largest value of the statistic."""
+    versus_baseline: VersusBaseline | None = None
+    """Limit on how much more steps leak than in the baseline."""
+    on_not_comparable: Literal["inconclusive", "warn"] = "inconclusive"
+    """What a rule with `versus_baseline` is if the baseline was made in another way. `inconclusive`: undecided. `warn`: undecided and at level
+    `warn` for this verdict. Without a baseline it is undecided in both cases."""
+
+    @property
+    def limit(self) -> LimitKind:
+        """The name of the limit that the rule has."""
+        return next(name for name in _LIMITS if getattr(self, name) is not None)
 
     @property
     def threshold(self) -> float:
-        """The limit: `max_rate`, `max_count` or `max_value`."""
+        """The limit: `max_rate`, `max_count`, `max_value` or the margin."""
+        if self.versus_baseline is not None:
+            return self.versus_baseline.margin
         return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        limits = [name for name in ("max_rate", "max_count", "max_value") if getattr(self, name) is not None]
+        limits = [name for name in _LIMITS if getattr(self, name) is not None]
         if len(limits) != 1:
             found = " and ".join(limits) or "none"
-            raise ValueError(f"rule {self.id!r} needs exactly one of max_rate, max_count, max_value; found {found}")
+            raise ValueError(f"rule {self.id!r} needs exactly one of {', '.join(_LIMITS)}; found {found}")
+        if self.on_not_comparable == "warn" and self.versus_baseline is None:
+            raise ValueError(f"rule {self.id!r}: on_not_comparable goes with versus_baseline")
         wanted = {"metric", "statistic"} if limits == ["max_value"] else {"event"}
         given = {name for name in ("event", "metric", "statistic") if getattr(self, name) is not None}
         if given != wanted:
@@ -287,6 +319,13 @@ class Policy(_Policy):
     """What the report may show."""
     nights: NightsPolicy = NightsPolicy()
     """How rates over several nights are judged."""
+    baseline: BaselinePolicy = BaselinePolicy()
+    """Where the baseline is, for rules with `versus_baseline`."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether a rule asks for a baseline."""
+        return any(rule.versus_baseline is not None for rule in self.rules)
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
@@ -308,6 +347,12 @@ class Policy(_Policy):
             raise problem_at(
                 ("rules",),
                 "every rule is at level warn, so the policy could never fail; set at least one rule to level: error",
+            )
+        if all(rule.level == "warn" or rule.on_not_comparable == "warn" for rule in self.rules):
+            raise problem_at(
+                ("rules",),
+                "every rule at level error has on_not_comparable: warn, so with another baseline the policy could never fail; add a rule that "
+                "needs no baseline",
             )
         return self
 

@@ -10,8 +10,9 @@ from leakaudit.gate.evidence import Evidence, gather
 from leakaudit.gate.floors import below
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
+from leakaudit.gate.regression import ABSENT, Reference, judge_regression, sentences_on_difference
 from leakaudit.gate.verdict import RuleVerdict, Status
-from leakaudit.gate.wording import Finding, limit_kind, percent, sentences, where
+from leakaudit.gate.wording import Finding, percent, sentences, where
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -27,7 +28,9 @@ class Gaps:
     """Why the scores themselves are wrong, so that every rule is INCONCLUSIVE; empty if they are not."""
 
 
-def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -> list[RuleVerdict]:
+def judge_rules(
+    results: Results, policy: Policy, shipped_as: str, gaps: Gaps, reference: Reference = ABSENT
+) -> list[RuleVerdict]:
     """Judge every rule.
 
     Args:
@@ -35,24 +38,31 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
         policy: the rules.
         shipped_as: the defence that stands for `shipped` in the rules.
         gaps: problems of the whole audit.
+        reference: the baseline, for rules on the difference from it.
     """
     return [
-        _judge(results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps)
+        _judge(
+            results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps, reference
+        )
         for rule in policy.rules
     ]
 
 
-def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
+def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps, reference: Reference) -> RuleVerdict:
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
     evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
     confidence = policy.statistics.confidence
-    outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
+    if rule.versus_baseline is None:
+        outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
+    else:
+        outcome = judge_regression(rule, results, evidence, reference, confidence, policy.evidence.max_unjudged)
     unmet = list(gaps.sentences)
     if evidence.values:
         unsure = [] if readers & {*evidence.attacks} else [blind(results, policy, rule, evidence.attacks)]
         floors = below(results, evidence, policy.evidence)
         unmet = [*_shortfalls(evidence, policy.evidence), *floors, *_too_short(results, policy, rule), *unsure, *unmet]
+    unmet = [*([outcome.problem] if outcome.problem else []), *unmet]
     status = Status.INCONCLUSIVE if gaps.broken or (outcome.status is Status.PASS and unmet) else outcome.status
     reasons = unmet if status is Status.INCONCLUSIVE else []
     if gaps.broken:
@@ -78,7 +88,7 @@ def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozen
         severity=rule.severity,
         level=rule.level,
         status=finding.status,
-        kind=limit_kind(rule),
+        kind=rule.limit,
         subject=rule.event or f"{rule.statistic} {rule.metric}",
         defense=defense,
         scope=rule.scope.attacks or (),
@@ -103,9 +113,16 @@ def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozen
         silent=evidence.silent,
         unjudged=evidence.unjudged,
         reasons=tuple(reasons),
-        sentence=" ".join(sentences(finding)),
+        sentence=" ".join(_said(finding)),
         worst=evidence.worst,
+        versus=outcome.versus,
     )
+
+
+def _said(finding: Finding) -> list[str]:
+    """Return the sentences of a rule."""
+    compared = finding.rule.versus_baseline is not None and finding.outcome.n
+    return sentences_on_difference(finding) if compared else sentences(finding)
 
 
 def _upside_down(results: Results, rule: Rule) -> str:

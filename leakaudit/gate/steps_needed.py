@@ -26,6 +26,8 @@ def _own_steps(rule: Rule, confidence: float) -> int | None:
     """Return the steps that the bound of a rule takes, whatever `min_steps` is."""
     if rule.max_rate is not None:
         return steps_needed(0, rule.max_rate, confidence)
+    if rule.versus_baseline is not None:  # what clean pairs need; with a baseline on other batches it may take more
+        return steps_needed(0, rule.versus_baseline.margin, confidence)
     if rule.statistic == "p95":
         found = steps_needed(0, TAIL, confidence)
         return None if found is None else max(found, MIN_STEPS_FOR_BOOTSTRAP)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.schema import Kind
 
-LimitKind = Literal["max_rate", "max_count", "max_value"]
+LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline"]
 """The key of a rule that holds its limit."""
 
 
@@ -43,6 +43,22 @@ class Worst(_Verdict):
     """Score, for a rule on a metric; else None."""
 
 
+class Versus(_Verdict):
+    """What a rule on the difference from a baseline compared."""
+
+    run: str
+    """Id of the baseline's run."""
+    paired: bool
+    """Whether both audits attacked the same batches."""
+    base_k: int
+    """Steps of the baseline that leaked; of the batches that both judged if they are paired."""
+    base_n: int
+    """Steps of the baseline that were judged."""
+    k: int
+    """Steps of this audit that leaked, counted in the same way."""
+    n: int
+
+
 class RuleVerdict(_Verdict):
     """One rule applied to the results."""
 
@@ -70,7 +86,8 @@ class RuleVerdict(_Verdict):
     n: int
     """Steps that are evidence."""
     observed: FiniteFloat | None
-    """Rate, count or statistic; None without evidence."""
+    """Rate, count or statistic; None without evidence. Of a rule on the difference from a baseline, that difference of the rates, -1 to 1;
+    `lower`, `upper` and `threshold` are of the difference, too."""
     lower: FiniteFloat | None
     upper: FiniteFloat | None
     threshold: FiniteFloat
@@ -99,6 +116,8 @@ class RuleVerdict(_Verdict):
     sentence: str
     """What was observed and what the policy allows, in numbers."""
     worst: Worst | None
+    versus: Versus | None = None
+    """What was compared, for a rule on the difference from a baseline; None if nothing was."""
     waived: str = ""
     """Until when, by whom and why the rule may fail, if a waiver says so; it then has no part in the verdict."""
 
@@ -168,6 +187,17 @@ class Alternative(_Verdict):
     rules: tuple[Figures, ...]
 
 
+class BaselineUsed(_Verdict):
+    """The baseline that the verdict was made with."""
+
+    run: str
+    """Id of its run."""
+    results_digest: str
+    """Digest of its results."""
+    digest: str
+    """Digest of its file; empty if the results themselves were given."""
+
+
 class Verdict(_Verdict):
     """The answer of the gate on an audit.
 
@@ -209,6 +239,8 @@ class Verdict(_Verdict):
     """What became of each waiver that was given."""
     waivers_digest: str = ""
     """Digest of the file of waivers; empty without one."""
+    baseline: BaselineUsed | None = None
+    """The baseline; None if there was none, or if no rule asks for it."""
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
     allowed: bool = False

@@ -62,19 +62,24 @@ def number(value: float, beside: float | None = None) -> str:
 def allowed(kind: LimitKind, limit: float) -> str:
     """Return the limit of a rule, for tables and for sentences such as `allowed: 5%`.
 
-    >>> allowed("max_rate", 0.05), allowed("max_count", 0), allowed("max_count", 3), allowed("max_value", 0.5)
-    ('5%', 'no step', '3 steps', '0.50')
+    >>> allowed("max_rate", 0.05), allowed("max_count", 0), allowed("max_count", 3), allowed("versus_baseline", 0.03)
+    ('5%', 'no step', '3 steps', '+3 points')
     """
     if kind == "max_count":
         return counted(int(limit), "step") if limit else "no step"
+    if kind == "versus_baseline":
+        return f"{100 * limit:+g} points"
     return percent(limit) if kind == "max_rate" else number(limit)
 
 
-def limit_kind(rule: Rule) -> LimitKind:
-    """Return the key of a rule that holds its limit."""
-    if rule.max_rate is not None:
-        return "max_rate"
-    return "max_value" if rule.max_count is None else "max_count"
+def change_in_words(difference: float, bounds: tuple[float, float], confidence: float) -> str:
+    """Return the difference of two rates in points, with its bounds.
+
+    >>> change_in_words(0.1, (0.021, 0.18), 0.95)
+    'the rate changed by +10.0 points, 95% bounds +2.1 to +18.0'
+    """
+    low, high = (f"{100 * bound:+.1f}" for bound in bounds)
+    return f"the rate changed by {100 * difference:+.1f} points, {100 * confidence:.0f}% bounds {low} to {high}"
 
 
 def _distinct(value: float, beside: float | None, digits: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,9 +9,12 @@ from typing import Literal
 from leakaudit.gate.controls import trusted
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy, Rule
-from leakaudit.history.keys import changed, in_words, keys_of
+from leakaudit.gate.regression import by_batch, leaks_of, outcomes, pairs_of
+from leakaudit.gate.wording import change_in_words
+from leakaudit.history.keys import changed, differences_in_words, in_words, keys_of
 from leakaudit.history.record import Rate
-from leakaudit.results.bounds import lower_bound, sign_test, upper_bound
+from leakaudit.results.bounds import sign_test
+from leakaudit.results.differences import difference_of_pairs, difference_of_rates
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -38,7 +40,7 @@ class Difference:
     paired: bool
     """Whether both audited the same batches."""
     lower: float | None
-    """Lower end of the difference of the rates, new - base; None if the steps are paired."""
+    """Lower end of the difference of the rates, new - base; None if one of the two is unknown."""
     upper: float | None
     """Upper end of it."""
     p_value: float | None
@@ -159,13 +161,12 @@ def _side_by_side(
         if not any(side.get("data") for side in keys):
             notes.append("Neither audit names its data set; they are compared as if it were the same.")
         return Comparison(base, new, tuple(names), "", notes=tuple(notes))
-    values = "; ".join(f"{name}: {_short(keys[0].get(name))} and {_short(keys[1].get(name))}" for name in open_names)
     hint = " ".join(f"--despite {name}" for name in open_names)
     return Comparison(
         base,
         new,
         tuple(names),
-        f"The two audits cannot be compared: they differ in {in_words(open_names)} ({values}). If that is what you want to compare, add {hint}.",
+        f"The two audits cannot be compared: they differ in {differences_in_words(open_names, *keys)}. If that is what you want to compare, add {hint}.",
     )
 
 
@@ -181,13 +182,13 @@ def _attacks(rule: Rule) -> str:
 
 
 def _difference(rule: Rule, base: Results, new: Results, policy: Policy) -> Difference:
-    first, second = (_outcomes(found, rule, policy) for found in (base, new))
+    first, second = (outcomes(gather_own(found, rule, trusted(found, policy, rule))) for found in (base, new))
     confidence = policy.statistics.confidence
     attack = _attacks(rule)
     pairs = _pairs(base, new, first, second)
     if pairs:
         return _paired(rule, attack, pairs, confidence)
-    counts = [(sum(found.values()), len(found)) for found in (first, second)]
+    counts = [leaks_of(found.values()) for found in (first, second)]
     return _unpaired(rule, attack, counts[0], counts[1], confidence)
 
 
@@ -198,9 +199,10 @@ def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence:
     answer: Answer = "no difference shown"
     if p_value <= 1 - confidence:
         answer = "worse" if opened > stopped else "better"
+    bounds = difference_of_pairs(opened, stopped, len(pairs), confidence)
     said = (
         f"On {counted(len(pairs), 'shared batch', 'shared batches')} {opened} leaked only in the second audit and {stopped} only in the first "
-        f"(exact sign test, p = {p_value:.2g})."
+        f"(exact sign test, p = {p_value:.2g}): {change_in_words((opened - stopped) / len(pairs), bounds, confidence)}."
     )
     return Difference(
         event=rule.event or "",
@@ -212,8 +214,8 @@ def _paired(rule: Rule, attack: str, pairs: list[tuple[bool, bool]], confidence:
         base=(sum(before for before, _ in pairs), len(pairs)),
         new=(sum(after for _, after in pairs), len(pairs)),
         paired=True,
-        lower=None,
-        upper=None,
+        lower=bounds[0],
+        upper=bounds[1],
         p_value=p_value,
         sentence=said,
     )
@@ -231,8 +233,8 @@ def _unpaired(rule: Rule, attack: str, base: tuple[int, int], new: tuple[int, in
         lower, upper = difference_of_rates(base, new, confidence)
         answer = "worse" if lower > 0 else "better" if upper < 0 else "no difference shown"
         said = (
-            f"{k1} of {n1} steps now, {k0} of {n0} before: the rate changed by {100 * (k1 / n1 - k0 / n0):+.1f} points, "
-            f"{100 * confidence:.0f}% bounds {100 * lower:+.1f} to {100 * upper:+.1f}."
+            f"{k1} of {n1} steps now, {k0} of {n0} before: "
+            f"{change_in_words(k1 / n1 - k0 / n0, (lower, upper), confidence)}."
         )
     return Difference(
         event=rule.event or "",
@@ -251,63 +253,15 @@ def _unpaired(rule: Rule, attack: str, base: tuple[int, int], new: tuple[int, in
     )
 
 
-def difference_of_rates(base: tuple[int, int], new: tuple[int, int], confidence: float = 0.95) -> tuple[float, float]:
-    """Bound the difference new - base of two independent rates.
-
-    The bounds of both rates are combined by the square-and-add rule. Source: Newcombe 1998, method 10; Zou and Donner 2008 for any pair of
-    bounds. We use Clopper-Pearson bounds, so the interval errs on the wide side.
-
-    Args:
-        base: leaks and steps.
-        new: leaks and steps.
-        confidence: of each one-sided bound.
-
-    >>> lower, upper = difference_of_rates((0, 20), (20, 20))
-    >>> lower > 0.8, upper
-    (True, 1.0)
-    """
-    (k0, n0), (k1, n1) = base, new
-    p0, p1 = k0 / n0, k1 / n1
-    l0, u0 = lower_bound(k0, n0, confidence), upper_bound(k0, n0, confidence)
-    l1, u1 = lower_bound(k1, n1, confidence), upper_bound(k1, n1, confidence)
-    difference = p1 - p0
-    return (
-        max(-1.0, difference - math.hypot(p1 - l1, u0 - p0)),
-        min(1.0, difference + math.hypot(u1 - p1, p0 - l0)),
-    )
-
-
-def _outcomes(results: Results, rule: Rule, policy: Policy) -> dict[str, bool]:
-    found = gather_own(results, rule, trusted(results, policy, rule))
-    return {name: value > 0 for name, value in found.values.items()}
-
-
 def _pairs(
-    base: Results, new: Results, first: Mapping[str, bool], second: Mapping[str, bool]
+    base: Results, new: Results, first: Mapping[str, bool | None], second: Mapping[str, bool | None]
 ) -> list[tuple[bool, bool]]:
-    """Return the outcomes of both audits on each batch that both judged once."""
+    """Return the outcomes of both audits on each batch that both judged."""
     if not base.run.pairing or base.run.pairing != new.run.pairing:
         return []
-    before, after = _by_batch(base, first), _by_batch(new, second)
-    return [(before[mark], after[mark]) for mark in before.keys() & after.keys()]
-
-
-def _by_batch(results: Results, outcomes: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the outcome of each batch; a batch that several steps had is left out."""
-    marks = [step.batch for step in results.steps]
-    return {
-        step.batch: outcomes[step.id]
-        for step in results.steps
-        if step.batch and step.id in outcomes and marks.count(step.batch) == 1
-    }
+    found = pairs_of(by_batch(base, first), by_batch(new, second), len(second))
+    return [(before, after) for before, after in found if before is not None and after is not None]
 
 
 def _marks(results: Results, kind: Literal["unit", "batch"]) -> set[str]:
     return {mark for step in results.steps if (mark := getattr(step, kind))}
-
-
-def _short(value: str | None) -> str:
-    """Return the value of a key as a refusal shows it."""
-    if not value:
-        return "unknown"
-    return value if len(value) <= 60 else value[:57] + "..."

@@ -29,6 +29,9 @@ NAMES: Mapping[str, str] = {
 _SHORT = 12
 """Digits of a digest that a key shows, as elsewhere in reports."""
 
+_LONG = 60
+"""Most characters of a value that a refusal shows. Our choice: two of them fit a line of a terminal."""
+
 
 def keys_of(results: Results, policy: Policy, data: str = "") -> dict[str, str]:
     """Return the comparability keys of an audit.
@@ -78,6 +81,19 @@ def in_words(names: list[str]) -> str:
     """Return keys as a reader knows them, such as "the data set and the policy"."""
     words = [NAMES.get(name, name) for name in names]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def differences_in_words(names: list[str], base: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return what keys are about, with the values that both audits have."""
+    values = "; ".join(f"{name}: {_shown(base.get(name))} and {_shown(new.get(name))}" for name in names)
+    return f"{in_words(names)} ({values})"
+
+
+def _shown(value: str | None) -> str:
+    """Return the value of a key as a refusal shows it."""
+    if not value:
+        return "unknown"
+    return value if len(value) <= _LONG else value[: _LONG - 3] + "..."
 
 
 def _short(digest: str) -> str:

@@ -7,6 +7,7 @@ __all__ = [
     "as_sent",
     "bounds",
     "consistency",
+    "differences",
     "events",
     "explained",
     "files",

@@ -93,9 +93,10 @@ def _card(verdict: Verdict) -> dict[str, Any]:
 
 def _metric(rule: RuleVerdict) -> dict[str, Any]:
     """Return what a rule observed, with its bounds as shares of steps or scores."""
-    seen = rule.k / rule.n if rule.k is not None and rule.n else rule.observed
+    versus = rule.versus is not None
+    seen = rule.k / rule.n if rule.k is not None and rule.n and not versus else rule.observed
     found: dict[str, Any] = {
-        "type": plain(f"privacy leak, {rule.subject}"),
+        "type": plain(f"privacy leak, {rule.subject}{', change since the baseline' if versus else ''}"),
         "value": f"{seen:.12g}",
         "slice": plain(f"rule {rule.id}, defence {rule.defense}, {rule.n} audited steps"),
     }

@@ -87,9 +87,11 @@ def _foot(verdict: Verdict) -> list[str]:
     age = "" if verdict.evidence_age_s is None else f" Evidence of {age_in_words(verdict.evidence_age_s)} ago"
     until = f", valid until {markdown_text(date_and_time(verdict.valid_until))}" if verdict.valid_until else ""
     digest = short_digest(verdict.results_digest or verdict.results_sha256 or "") or "none"
+    used = verdict.baseline
+    base = "" if used is None else f", baseline `{short_digest(used.digest or used.results_digest) or 'none'}`"
     return [
         *lines,
-        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`.",
+        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`{base}.",
         "Not shown by an audit: other attacks, servers that choose weights, sums over clients, the released model itself. No training text is in this summary.",
     ]
 

@@ -92,6 +92,8 @@ def _shipped(results: Results) -> str:
 def _worst_bound(results: Results, verdict: Verdict) -> str:
     """Return the sentence of the rule with the highest upper bound on a rate."""
     asked = _about_shipped(results, verdict)
+    if not asked:
+        return "none, because no rule of the policy limits how often a leak may happen."
     judged = [rule for rule in asked if rule.n]
     silent = [rule.id for rule in asked if not rule.n]
     lacking = f" No evidence for {join(silent)}." if silent else ""
@@ -113,7 +115,7 @@ def _height(rule: RuleVerdict) -> tuple[float, float]:
 def _about_shipped(results: Results, verdict: Verdict) -> Sequence[RuleVerdict]:
     """Return the rules on rates of the sent update: those that decide, if any."""
     shipped = {SHIPPED, shipped_column(results)}
-    found = [rule for rule in verdict.rules if rule.defense in shipped and rule.kind != "max_value"]
+    found = [rule for rule in verdict.rules if rule.defense in shipped and rule.kind in ("max_rate", "max_count")]
     return [rule for rule in found if rule.level == "error"] or found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
-from leakaudit.reports.wording import date_and_time, short_digest
+from leakaudit.reports.wording import baseline_in_words, date_and_time, short_digest
 from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.results.wording import counted
 
@@ -35,6 +35,7 @@ def section(redacted: RedactedResult) -> Section:
         ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
         ("Content", verdict.results_digest or "no digest"),
         ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
+        *([("Baseline", baseline_in_words(verdict.baseline))] if verdict.baseline else []),
         ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
         ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),
         ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),

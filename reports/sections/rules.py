@@ -42,8 +42,9 @@ class RuleRow:
 
 def _row(rule: RuleVerdict, redacted: RedactedResult) -> RuleRow:
     if rule.k is not None:
-        seen = f"{rule.k} of {rule.n}" if rule.n else "no evidence"
+        now = rule.versus or rule
+        seen = f"{now.k} of {now.n}" if rule.n else "no evidence"
+        seen += f", baseline {rule.versus.base_k} of {rule.versus.base_n}" if rule.versus else ""
     else:
         seen = number(rule.observed, rule.threshold) if rule.observed is not None else "no evidence"
-    limit = allowed(rule.kind, rule.threshold)
-    return RuleRow(rule, seen, rule_bounds(rule), limit, evidence_anchor(rule, redacted))
+    return RuleRow(rule, seen, rule_bounds(rule), allowed(rule.kind, rule.threshold), evidence_anchor(rule, redacted))

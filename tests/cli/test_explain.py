@@ -17,8 +17,9 @@ from leakaudit.exit_codes import EXPLAINED, ExitCode
 from leakaudit.explanation import COLUMNS
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.explained import WORDS, fewest_steps
+from leakaudit.gate.explained import WORDS
 from leakaudit.gate.policy import Policy, default_policy, round_policy
+from leakaudit.gate.steps_needed import steps_of_rule
 from leakaudit.gate.verdict import ControlVerdict, Status
 from leakaudit.plugins.described import Described, described
 from leakaudit.reports import print_verdict
@@ -166,7 +167,7 @@ def test_json_has_the_same_texts() -> None:
 def test_as_many_clean_steps_as_it_says_pass_and_one_less_does_not(rule: dict[str, object], fewest: int) -> None:
     """The number comes from the gate's own verdict."""
     rules = policy({"id": "one", **rule}, evidence={"min_steps": 3})
-    assert fewest_steps(rules.rules[0], rules) == fewest
+    assert steps_of_rule(rules.rules[0], rules) == fewest
     assert gate.evaluate(audit(0, fewest), rules, now=NOW).verdict is Status.PASS
     assert gate.evaluate(audit(0, fewest - 1), rules, now=NOW).verdict is Status.INCONCLUSIVE
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from leakaudit.history.compare import Counted, compare, compare_counts, difference_of_rates
+from leakaudit.history.compare import Counted, compare, compare_counts
 from leakaudit.history.keys import keys_of
 from leakaudit.history.rates import rates_of
+from leakaudit.results.differences import difference_of_rates
 from leakaudit.results.schema import Results
 from tests.support.factories import audit, changed, policy
 from tests.support.judging import RATE

@@ -1,0 +1,123 @@
+"""The baseline as the gate needs it: read from its file or from another audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from leakaudit.errors import ResultsError
+from leakaudit.files.strict_json import parse_json, read_bounded
+from leakaudit.gate.controls import trusted
+from leakaudit.gate.evidence import gather_own
+from leakaudit.gate.policy import Policy
+from leakaudit.gate.regression import ABSENT, NO_BASELINE, Counted, Reference, Seen, counted_of, series_of
+from leakaudit.history.baseline import SEEN, Outcomes, SavedBaseline, load
+from leakaudit.history.keys import changed, differences_in_words, keys_of
+from leakaudit.results.files import load_results
+from leakaudit.results.schema import Results
+
+NOT_COMPARED = frozenset({"policy", "data"})
+"""Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter. `data`:
+results do not name their data set."""
+
+
+def reference_for(results: Results, policy: Policy, policy_file: Path | None, given: Path | None = None) -> Reference:
+    """Return the baseline by which an audit is judged.
+
+    Args:
+        results: the audit that is judged.
+        policy: its policy.
+        policy_file: file of the policy, from whose folder `baseline.file` counts; None to count from the working folder.
+        given: the baseline's file, or another audit (its folder or results.json); None for the file that the policy names.
+
+    Raises:
+        ResultsError: the baseline cannot be read or was changed, or `given` does not exist.
+    """
+    if not policy.compares:
+        return ABSENT
+    place = given or (policy_file.parent if policy_file else Path()) / policy.baseline.file
+    if given is not None and not given.exists():
+        raise ResultsError(f"{given}: no such file or folder; name the baseline's file, or an audit")
+    if place.is_dir() or _holds_results(place):
+        return reference_of(load_results(place), results, policy)
+    saved = load(place)
+    if saved is None:
+        return Reference(problem=f"{place.name}: {NO_BASELINE}")
+    if not saved.digest:
+        return Reference(
+            problem=f"{place.name} has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
+        )
+    return _of_file(saved, results, policy)
+
+
+def _holds_results(place: Path) -> bool:
+    """Return whether a file says that it holds results."""
+    try:
+        data = parse_json(read_bounded(place))
+    except (OSError, ValueError):
+        return False  # whoever reads it says what is wrong
+    return isinstance(data, dict) and str(data.get("schema", "")).startswith("leakaudit.results/")
+
+
+def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
+    """Return an audit as the baseline of another one."""
+    series = {
+        series_of(rule): counted_of(base, gather_own(base, rule, trusted(base, policy, rule)))
+        for rule in policy.rules
+        if rule.versus_baseline is not None
+    }
+    return Reference(
+        run=base.run.id,
+        results_digest=base.digest or "",
+        pairing=base.run.pairing,
+        series=series,
+        differs=_differs(keys_of(base, policy), keys_of(results, policy)),
+    )
+
+
+def _of_file(saved: SavedBaseline, results: Results, policy: Policy) -> Reference:
+    return Reference(
+        run=saved.run,
+        results_digest=saved.results_digest,
+        digest=saved.digest,
+        pairing=saved.pairing,
+        series={one.series: _counted(saved, one) for one in saved.outcomes},
+        differs=_differs(saved.keys, keys_of(results, policy)),
+    )
+
+
+def _counted(saved: SavedBaseline, found: Outcomes) -> Counted:
+    values = {letter: seen for seen, letter in SEEN.items()}
+    steps: list[tuple[str, Seen]] = [
+        (mark, values[letter]) for mark, letter in zip(saved.batches, found.steps, strict=True) if letter in values
+    ]
+    once = {mark: seen for mark, seen in steps if mark and saved.batches.count(mark) == 1}
+    return Counted(tuple(seen for _, seen in steps), once)
+
+
+def _differs(base: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return the keys that differ, in words with both values; empty if none does."""
+    names = [name for name in changed(base, new) if name not in NOT_COMPARED]
+    return f"they differ in {differences_in_words(names, base, new)}" if names else ""
+
+
+def before_setting(results: Results, policy: Policy, place: Path) -> tuple[Reference, Policy]:
+    """Return by what an audit is judged before it becomes the baseline.
+
+    It is compared with the baseline that it replaces. If there is none, or if it is the same audit, the rules that need one are left out, as far as
+    others remain.
+
+    Args:
+        results: the audit that is to be the baseline.
+        policy: its policy.
+        place: the baseline's file.
+    """
+    try:
+        found = reference_for(results, policy, None, place) if place.exists() else ABSENT
+    except ResultsError:
+        found = ABSENT  # it is written anew
+    alone = tuple(rule for rule in policy.rules if rule.versus_baseline is None)
+    first = bool(found.problem) or found.results_digest == results.digest
+    if first and any(rule.level == "error" for rule in alone):
+        return ABSENT, policy.model_copy(update={"rules": alone})
+    return found, policy
