@@ -12,7 +12,7 @@ from leakaudit.config.strict_yaml import parse_document, parse_yaml
 from leakaudit.gate.lint import Battery, lint
 from leakaudit.gate.policy import Policy, default_policy, round_policy
 from leakaudit.gate.policy_text import preset_names, preset_text
-from leakaudit.plugins.names import own_goals, own_levels
+from leakaudit.plugins.described import own_goals, own_levels
 
 SHORT = {"id": "short", "event": "exact_sequence", "min_tokens": 3, "max_count": 0}
 """A rule on short texts, with which a policy about texts has no gap."""
