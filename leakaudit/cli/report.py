@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FILE = click.Path(dir_okay=False, path_type=Path)
 ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
+UNASKED = "the policy has no rule under `imported:`, so nothing would judge the report of memaudit; add one, or leave out --memaudit"
+
 
 @click.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
@@ -71,6 +73,7 @@ def report(
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
+@click.option("--memaudit", type=EXISTING, help="Report of memaudit, for the rules under `imported:` of the policy.")
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
 @click.option(
     "--allow",
@@ -95,6 +98,7 @@ def gate(
     run_dir: Path,
     policy: Path | None,
     waivers: Path | None,
+    memaudit: Path | None,
     at: str | None,
     allow: str | None,
     soft_fail: bool,
@@ -123,6 +127,7 @@ def gate(
 
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.evaluate import evaluate, unreadable
+    from leakaudit.gate.imported import load_imported
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.gate.verdict import to_json
     from leakaudit.gate.waivers import load_waivers
@@ -137,11 +142,14 @@ def gate(
         document.unlink()
     try:
         results, sha256 = read_results(file)
+        imported = load_imported(memaudit) if memaudit else None
     except ResultsError as error:
         verdict = unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
     else:
         rules = load_policy(policy, names_for(results)) if policy else default_policy()
-        verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+        if imported and not rules.imported:
+            raise click.UsageError(UNASKED)
+        verdict = evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions, imported=imported)
     if allow:
         verdict = verdict.allowing_inconclusive()
     try:

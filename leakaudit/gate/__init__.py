@@ -1,6 +1,7 @@
 """The gate, which judges results by a policy. No torch.
 
-`events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `requirements` and `rules` judge.
+`events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `requirements` and `rules` judge,
+and `imported` judges what another auditor found.
 `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
 """
@@ -11,6 +12,7 @@ __all__ = [
     "evaluate",
     "events",
     "evidence",
+    "imported",
     "outcome",
     "policy",
     "requirements",

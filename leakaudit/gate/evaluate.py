@@ -24,6 +24,7 @@ from typing import Any
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.evidence import usable
+from leakaudit.gate.imported import Imported, imports, judge_imported
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
@@ -47,6 +48,7 @@ def evaluate(
     now: datetime,
     results_sha256: str | None = None,
     waivers: Waivers | None = None,
+    imported: Imported | None = None,
 ) -> Verdict:
     """Apply `policy` to `results`.
 
@@ -60,6 +62,7 @@ def evaluate(
         now: the time of judgement, with time zone.
         results_sha256: digest of the file that `results` were read from; the verdict records it.
         waivers: exceptions; None for none.
+        imported: what another auditor found; None if nobody gave it.
 
     Returns:
         The verdict; ERROR if the results contradict themselves.
@@ -70,7 +73,9 @@ def evaluate(
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
-    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
+    of_others = judge_imported(policy, imported, now)
+    judged = [*judge_rules(results, policy, SHIPPED, gaps), *of_others]
+    rules, said = waived(judged, waivers or Waivers(), results.run.id, now)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
@@ -98,9 +103,10 @@ def evaluate(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps)),
+        alternatives=tuple(_alternatives(results, policy, gaps, of_others)),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
+        imports=tuple(imports(imported)),
         problems=(),
     )
 
@@ -227,14 +233,19 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
     return rule.level != "error" or bool(rule.waived), -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
-def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alternative]:
-    """Judge the policy as if each other defence of the battery were shipped."""
+def _alternatives(
+    results: Results, policy: Policy, gaps: Gaps, of_others: Sequence[RuleVerdict]
+) -> Iterable[Alternative]:
+    """Judge the policy as if each other defence of the battery were shipped.
+
+    A defence of the update changes nothing about the rules `of_others`.
+    """
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
     for defense in dict.fromkeys(a.defense for a in results.attempts):
         if defense in (OBSERVED, shipped_column(results)):
             continue
-        rules = judge_rules(results, policy, defense, gaps)
+        rules = [*judge_rules(results, policy, defense, gaps), *of_others]
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
         naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
         figures = tuple(

@@ -206,6 +206,27 @@ class Rule(_Policy):
         return self
 
 
+class ImportedRule(_Policy):
+    """A limit on what another auditor found in the trained model.
+
+    The gate gets these results with `--memaudit FILE`. Without them the rule is INCONCLUSIVE.
+    """
+
+    id: RuleId
+    """As of a rule; no two rules of a policy have the same."""
+    severity: Literal["critical", "high", "medium", "low"] = "high"
+    """As of a rule."""
+    level: Literal["error", "warn"] = "error"
+    """As of a rule."""
+    import_: Literal["memaudit"] = Field(alias="import")
+    """Who made the results."""
+    measure: Literal["membership_tpr", "regurgitation_rate"]
+    """`membership_tpr`: share of the canaries of the training data that are told from others, at 1 % false alarms. `regurgitation_rate`: share of
+    them that the model completes."""
+    max_value: float = Field(ge=0.0, le=HIGHEST_LIMIT)
+    """Largest share. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
+
+
 class NightsPolicy(_Policy):
     """How rates over several nights are judged; choose it before the first night.
 
@@ -255,6 +276,8 @@ class Policy(_Policy):
     """What the audit must have tried, so that a rule can pass."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
+    imported: tuple[ImportedRule, ...] = ()
+    """Limits on what other auditors found."""
     report: ReportPolicy = ReportPolicy()
     """What the report may show."""
     nights: NightsPolicy = NightsPolicy()
@@ -262,11 +285,13 @@ class Policy(_Policy):
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
-        ids = [rule.id for rule in self.rules]
+        ids = [rule.id for rule in (*self.rules, *self.imported)]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
             second = ids.index(twice[0], ids.index(twice[0]) + 1)
-            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
+            of_others = second - len(self.rules)
+            at = ("rules", second, "id") if of_others < 0 else ("imported", of_others, "id")
+            raise problem_at(at, f"two rules are called {twice[0]!r}; each needs its own id")
         if not self.rules:
             raise problem_at(("rules",), "the policy has no rule, so it could never fail; write at least one")
         for index, rule in enumerate(self.rules):
@@ -286,7 +311,9 @@ class Policy(_Policy):
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's content with its defaults, without comments and layout."""
-        plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        unused = None if self.imported else {"imported"}  # so that policies without the key keep their digest
+        content = self.model_dump(mode="json", by_alias=True, exclude=unused)
+        plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
@@ -365,10 +392,10 @@ def rule_lines(path: Path) -> dict[str, int]:
     document = Document(str(path))
     node = compose(read_text(path), str(path))
     data = None if node is None else document.build(node, (), 0)
-    rules = data.get("rules", []) if isinstance(data, dict) else []
     return {
-        str(rule["id"]): document.lines[("rules", number)]
-        for number, rule in enumerate(rules)
+        str(rule["id"]): document.lines[(key, number)]
+        for key in ("rules", "imported")
+        for number, rule in enumerate(data.get(key, []) if isinstance(data, dict) else [])
         if isinstance(rule, dict) and "id" in rule
     }
 
