@@ -21,6 +21,7 @@ from leakaudit.errors import RedactionError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
 from leakaudit.gate.waivers import Waivers
@@ -57,6 +58,7 @@ def write_report(
     now: datetime,
     policy: Policy | None = None,
     waivers: Waivers | None = None,
+    imported: Imported | None = None,
     verdict: Verdict | None = None,
     output: Path | None = None,
     allow_full: bool = False,
@@ -70,6 +72,7 @@ def write_report(
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
         waivers: exceptions from it; None for none.
+        imported: what another auditor found; None if nobody gave it.
         verdict: the verdict, if it exists already; None to evaluate `policy`.
         output: the file; `run_dir/report.html` if None.
         allow_full: permits mode full even if the policy does not.
@@ -88,7 +91,7 @@ def write_report(
     results = load_results(run_dir / "results.json")
     if verdict is None:
         digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
-        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers)
+        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers, imported=imported)
     redacted = redact(
         results,
         load_journal(run_dir / "journal.jsonl") if mode is TextMode.FULL else [],
@@ -99,10 +102,20 @@ def write_report(
         top_samples=policy.report.top_samples,
         trend=load_trend(run_dir),
     )
-    if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
-        raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
+    if mode is TextMode.FULL:
+        refuse_open_folder(target)
     write_atomic(target, render_html(redacted))
     return target
+
+
+def refuse_open_folder(target: Path) -> None:
+    """Refuse to write training text into a folder that everybody can write to.
+
+    Raises:
+        RedactionError: everybody can.
+    """
+    if os.name == "posix" and target.parent.stat().st_mode & stat.S_IWOTH:
+        raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
 
 
 @cache

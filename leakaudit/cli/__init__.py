@@ -15,6 +15,7 @@ import click
 
 from leakaudit.cli import (
     baseline,
+    bundle,
     catalogue,
     compare,
     doctor,
@@ -49,6 +50,7 @@ for command in (
     report.report,
     report.gate,
     export.export,
+    bundle.bundle,
     index.index,
     doctor.doctor,
     preflight.preflight,

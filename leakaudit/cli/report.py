@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.judging import UNASKED
 from leakaudit.errors import RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
 
@@ -25,23 +26,29 @@ if TYPE_CHECKING:
 FILE = click.Path(dir_okay=False, path_type=Path)
 ARTIFACT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-UNASKED = "the policy has no rule under `imported:`, so nothing would judge the report of memaudit; add one, or leave out --memaudit"
-
 
 @click.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, as for the gate.")
+@click.option("--memaudit", type=EXISTING, help="Report of memaudit, as for the gate.")
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
 def report(
-    run_dir: Path, text: str, policy: Path | None, waivers: Path | None, output: Path | None, allow_full_in_ci: bool
+    run_dir: Path,
+    text: str,
+    policy: Path | None,
+    waivers: Path | None,
+    memaudit: Path | None,
+    output: Path | None,
+    allow_full_in_ci: bool,
 ) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""
     from datetime import UTC, datetime
 
+    from leakaudit.gate.imported import load_imported
     from leakaudit.gate.policy import default_policy, load_policy
     from leakaudit.gate.waivers import load_waivers
     from leakaudit.plugins.names import names_for
@@ -55,12 +62,15 @@ def report(
     rules = load_policy(policy, names_for(load_results(run_dir))) if policy else default_policy()
     if mode is TextMode.FULL and policy is not None and not rules.report.allow_full:
         raise RedactionError(f"{policy}: does not allow text mode full (report.allow_full: true)")
+    if memaudit and not rules.imported:
+        raise click.UsageError(UNASKED)
     path = write_report(
         run_dir,
         mode,
         now=datetime.now(UTC),
         policy=rules,
         waivers=load_waivers(waivers) if waivers else None,
+        imported=load_imported(memaudit) if memaudit else None,
         output=output,
         allow_full=mode
         is TextMode.FULL,  # the explicit option is the permission; a policy that forbids it was refused above
@@ -88,9 +98,10 @@ def report(
 @click.option("--badge", type=FILE, help="Write the JSON of a badge of shields.io.")
 @click.option("--sarif", type=FILE, help="Write SARIF: each open rule at its line of the policy.")
 @click.option("--attestation", type=FILE, help="Write an unsigned in-toto Statement on the artefacts.")
+@click.option("--svr", type=FILE, help="On PASS, write an unsigned in-toto Statement of what was shown.")
 @click.option("--cyclonedx", type=FILE, help="Write a CycloneDX bill with the verdict in the artefacts' model cards.")
 @click.option(
-    "--artifact", "artifacts", type=ARTIFACT, multiple=True, help="A released file, for the two above; repeatable."
+    "--artifact", "artifacts", type=ARTIFACT, multiple=True, help="A released file, for the three above; repeatable."
 )
 @click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT.")
 @clear_errors
@@ -109,6 +120,7 @@ def gate(
     badge: Path | None,
     sarif: Path | None,
     attestation: Path | None,
+    svr: Path | None,
     cyclonedx: Path | None,
     artifacts: tuple[Path, ...],
     github: bool,
@@ -118,11 +130,8 @@ def gate(
     Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
     written).
     """
-    if as_json and github:
-        raise click.UsageError("--json prints one document and --github prints lines: choose one")
-    if at and attestation:
-        raise click.UsageError("--at rehearses a judgement, and --attestation records one: choose one")
-    _check_artifacts(artifacts, {"--attestation": attestation, "--cyclonedx": cyclonedx})
+    _check_choices(as_json and github, at, {"--attestation": attestation, "--svr": svr})
+    _check_artifacts(artifacts, {"--attestation": attestation, "--svr": svr, "--cyclonedx": cyclonedx})
     from datetime import UTC, datetime
 
     from leakaudit.files.private_files import write_atomic
@@ -172,6 +181,7 @@ def gate(
         badge=badge,
         sarif=sarif,
         attestation=attestation,
+        svr=svr,
         cyclonedx=cyclonedx,
         artifacts=artifacts,
         github=github,
@@ -195,6 +205,19 @@ def _time(text: str) -> datetime:
             f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _check_choices(two_answers: bool, at: str | None, recorded: Mapping[str, Path | None]) -> None:
+    """Refuse two answers on standard output, and a rehearsal that is recorded.
+
+    Raises:
+        click.UsageError: options exclude each other.
+    """
+    if two_answers:
+        raise click.UsageError("--json prints one document and --github prints lines: choose one")
+    for option, file in recorded.items():
+        if at and file:
+            raise click.UsageError(f"--at rehearses a judgement, and {option} records one: choose one")
 
 
 def _check_artifacts(artifacts: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
@@ -226,12 +249,13 @@ def _write_outputs(
     badge: Path | None,
     sarif: Path | None,
     attestation: Path | None,
+    svr: Path | None,
     cyclonedx: Path | None,
     artifacts: tuple[Path, ...],
     github: bool,
 ) -> bool:
     """Write what was asked for; return whether all of it could be written."""
-    if not github and not any((junit, summary, badge, sarif, attestation, cyclonedx)):
+    if not github and not any((junit, summary, badge, sarif, attestation, svr, cyclonedx)):
         return True
     from leakaudit.gate.policy import rule_lines
     from leakaudit.reports import outputs
@@ -244,6 +268,7 @@ def _write_outputs(
         (badge, "w", lambda: outputs.badge(verdict)),
         (sarif, "w", lambda: outputs.sarif(verdict, policy, lines)),
         (attestation, "w", lambda: outputs.attestation(verdict, released())),
+        (_only_on_pass(svr, verdict), "w", lambda: outputs.svr(verdict, released())),
         (cyclonedx, "w", lambda: outputs.cyclonedx(verdict, released())),
     ]
     if github:
@@ -263,3 +288,16 @@ def _write_outputs(
             click.echo(f"{path}: was not written ({error.strerror or type(error).__name__})", err=True)
             written = False
     return written
+
+
+def _only_on_pass(file: Path | None, verdict: Verdict) -> Path | None:
+    """Return the file if the verdict is PASS; else remove the one of an earlier PASS."""
+    from leakaudit.gate.verdict import Status
+
+    if file is None or verdict.verdict is Status.PASS:
+        return file
+    with suppress(OSError):
+        file.unlink()
+    stale = "; the one that is there is of an earlier call" if file.exists() else ""
+    click.echo(f"{file}: was not written, because the verdict is {verdict.verdict}{stale}", err=True)
+    return None

@@ -110,8 +110,7 @@ def load_imported(path: Path) -> Imported:
     try:
         raw = read_bounded(path, MAX_BYTES)
         data = parse_json(raw)
-        if not isinstance(data, dict):
-            raise ValueError("is no report of memaudit: it is not a JSON object")
+        data = data if isinstance(data, dict) else {}
         if data.get("schema") == "leakaudit.imported/1":
             return Imported.model_validate_json(raw)
         return _from_memaudit(data, hashlib.sha256(raw).hexdigest())
@@ -194,9 +193,9 @@ def _share(k: int, n: int, rate: Any, where: str) -> Share:
 
 def _object(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = data.get(key)
-    if not isinstance(found, dict):
-        raise ValueError(f"is no report of memaudit that can be read: it lacks {key}")
-    return found
+    if isinstance(found, dict):
+        return found
+    raise ValueError(f"is no report of memaudit that can be read: it lacks {key}")
 
 
 def _count(data: Mapping[str, Any], key: str) -> int:
