@@ -26,6 +26,7 @@ from leakaudit.reports.bundle import Evidence
 from leakaudit.results.consistency import moment
 from leakaudit.results.files import parse_results
 from leakaudit.results.schema import TextMode
+from leakaudit.results.wording import counted
 
 MAX_BYTES = 512 * 1024 * 1024
 """Largest bundle, and most bytes of its members together. Our choice: twice the largest results."""
@@ -217,7 +218,7 @@ def _about_verdict(held: Mapping[str, bytes], evidence: Evidence, versions: Mapp
             if not _equal(rule[key], other.get(key)):
                 yield f"The verdict does not follow: judged anew, {key} of rule {rule['id']} is {short(rule[key])}; {bundle.VERDICT} has {short(other.get(key))}."
     if rules:
-        yield f"The verdict has {len(rules)} rules that the policy does not have."
+        yield f"The verdict has {counted(len(rules), 'rule')} that the policy does not have."
     if versions.get("judged_at") != real["evaluated_at"]:
         yield f"{bundle.VERSIONS} and {bundle.VERDICT} name different times of judgement."
 

@@ -118,7 +118,7 @@ def _check_full(judged: Judged, policy: Path | None, target: Path) -> None:
 
 
 def _judged_at(folder: Path, judged: Judged) -> tuple[datetime, bool]:
-    """Return when the gate judged the same, and whether it allowed an undecided verdict.
+    """Return when the gate judged the same, and whether it allowed no decision.
 
     Raises:
         ResultsError: `verdict.json` is missing, or is about other results or rules.

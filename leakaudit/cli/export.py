@@ -70,9 +70,9 @@ def annex(run_dir: Path, policy: Path | None, waivers: Path | None, memaudit: Pa
 def tags(
     run_dir: Path, policy: Path | None, waivers: Path | None, memaudit: Path | None, form: str, output: Path | None
 ) -> None:
-    """Print tags from RUN_DIR, a folder with results.json: the verdict, its digests and dates.
+    """Print tags from RUN_DIR, a folder with results.json.
 
-    `json` is one object; `mlflow` is one `key=value` a line.
+    They are the verdict, its digests and its dates. `json` is one object; `mlflow` is one `key=value` a line.
     """
     from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Options and reading of what a command judges: results, policy, exceptions, imports."""
+"""What a command judges, and by what: its options and their reading."""
 
 from __future__ import annotations
 

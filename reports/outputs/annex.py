@@ -215,7 +215,7 @@ def _result(rules: Sequence[RuleVerdict]) -> str:
 
 
 def _badness(rule: RuleVerdict) -> tuple[int, float]:
-    """Return the sort key of a rule: its status, then its upper bound; unknown is worst."""
+    """Return the sort key of a rule: status, then upper bound; unknown is worst."""
     return list(Status).index(rule.status), 1.0 if rule.upper is None else rule.upper
 
 

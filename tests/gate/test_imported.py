@@ -55,7 +55,7 @@ def verdict_with(rules: Policy, results: Imported | None) -> Verdict:
 
 
 def edited(change: Callable[[Any], object], folder: Path, *, sealed: bool = True) -> Path:
-    """Return the report of memaudit with a change, and with the digest of the new content."""
+    """Return the report of memaudit with a change, by default with its new digest."""
     data = json.loads(WRITTEN.read_text())
     change(data)
     if sealed:
@@ -65,7 +65,7 @@ def edited(change: Callable[[Any], object], folder: Path, *, sealed: bool = True
 
 
 def test_what_memaudit_wrote_is_read_with_its_own_numbers() -> None:
-    """16 of 16 canaries were detected and 15 of 16 completed; of 100 controls none was."""
+    """16 of 16 canaries were detected and 15 of 16 completed, of 100 controls none."""
     read = load_imported(WRITTEN)
     assert (read.membership, read.regurgitation) == (Share(k=16, n=16), Share(k=15, n=16))
     assert (read.controls, read.controls_regurgitated, read.tool_version) == (100, 0.0, "0.2.0")
@@ -196,7 +196,7 @@ def test_a_policy_names_each_rule_once_and_keeps_its_digest(tmp_path: Path) -> N
 
 
 def test_the_gate_reads_the_file(tmp_path: Path) -> None:
-    """FAIL by the model, INCONCLUSIVE without the file, ERROR with one that cannot be read, and refused where no rule asks."""
+    """The exit code follows from the file, and a file that no rule asks for is refused."""
     (tmp_path / "results.json").write_text(json.dumps(results_json(audit(0, 60))))
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "broken.json").write_text("{}")
