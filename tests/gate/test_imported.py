@@ -196,7 +196,7 @@ def test_a_policy_names_each_rule_once_and_keeps_its_digest(tmp_path: Path) -> N
 
 
 def test_the_gate_reads_the_file(tmp_path: Path) -> None:
-    """The exit code follows from the file, and a file that no rule asks for is refused."""
+    """The exit code follows from the file; one that no rule asks for is refused."""
     (tmp_path / "results.json").write_text(json.dumps(results_json(audit(0, 60))))
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "broken.json").write_text("{}")
