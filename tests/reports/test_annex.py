@@ -14,7 +14,7 @@ from leakaudit.cli import main
 from leakaudit.errors import ResultsError
 from leakaudit.gate.evaluate import evaluate, unreadable
 from leakaudit.gate.imported import Imported
-from leakaudit.gate.verdict import Verdict
+from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports import outputs
 from leakaudit.results.files import to_json
 from leakaudit.results.schema import Coverage, NotTested, Results
@@ -96,6 +96,15 @@ def test_the_worst_rule_speaks_and_silent_ones_are_named() -> None:
     cells = rows(found, evaluate(found, rules, now=NOW))
     assert "is bad: FAIL" in cells["55 (v) "][1]
     assert "labels" not in cells["55 (v) "][1] and "no evidence for labels" in cells["55 (iv) "][1]
+
+
+def test_a_failed_rule_is_worse_than_a_wide_bound() -> None:
+    """A rule that passes with a bound of 60 % does not hide one that fails at 26 %."""
+    verdict = verdict_of(SITUATIONS["leaks"])
+    failed = verdict.rules[0].model_copy(update={"id": "failed", "upper": 0.26})
+    wide = failed.model_copy(update={"id": "wide", "upper": 0.6, "status": Status.PASS})
+    cells = rows(SITUATIONS["leaks"], verdict.model_copy(update={"rules": (wide, failed)}))
+    assert "the worst of 2 rules is failed: FAIL" in cells["55 (v) "][1]
 
 
 def test_evidence_that_cannot_be_judged_has_no_annex() -> None:

@@ -302,13 +302,13 @@ def test_a_hostile_zip_is_refused_before_it_is_read(
     assert [one.name for one in tmp_path.iterdir()] == ["hostile.zip"]
 
 
-def test_a_member_that_is_larger_than_it_says_is_refused(clean: Path, tmp_path: Path) -> None:
-    """The sizes in the directory of a zip may lie; a stored member has one size."""
+@pytest.mark.parametrize(("at", "value"), [(24, (10**9).to_bytes(4, "little")), (10, b"\x08\0"), (8, b"\x01\0")])
+def test_a_member_whose_entry_lies_is_refused(at: int, value: bytes, clean: Path, tmp_path: Path) -> None:
+    """About its size, its compression or its encryption, in the directory of the zip."""
     raw = clean.read_bytes()
-    size = (clean.parent / "results.json").stat().st_size
-    place = raw.rindex(b"results.json") - 46 + 24  # uncompressed size in the entry of the directory
-    (tmp_path / "lie.zip").write_bytes(raw[:place] + (size * 1000).to_bytes(4, "little") + raw[place + 4 :])
-    assert "is compressed" in check_bundle(tmp_path / "lie.zip").problems[0]
+    place = raw.rindex(b"results.json") - 46 + at
+    (tmp_path / "lie.zip").write_bytes(raw[:place] + value + raw[place + len(value) :])
+    assert "results.json is compressed or encrypted" in check_bundle(tmp_path / "lie.zip").problems[0]
 
 
 def test_what_is_no_bundle_is_one_sentence(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
