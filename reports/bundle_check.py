@@ -14,13 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from leakaudit import __version__
-from leakaudit.config.strict_yaml import parse_yaml
 from leakaudit.errors import LeakAuditError
 from leakaudit.files.strict_json import parse_json, read_bounded, short
 from leakaudit.gate.imported import Imported
-from leakaudit.gate.policy import Policy
+from leakaudit.gate.policy import parse_policy
 from leakaudit.gate.verdict import Verdict, to_json
-from leakaudit.gate.waivers import Waivers
+from leakaudit.gate.waivers import parse_waivers
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle import Evidence
 from leakaudit.results.consistency import moment
@@ -167,9 +166,9 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
     try:
         results = parse_results(held[name])
         name = bundle.POLICY
-        policy = parse_yaml(held[name].decode(), Policy, name)
+        policy = parse_policy(held[name].decode(), name)
         name = bundle.WAIVERS
-        waivers = parse_yaml(held[name].decode(), Waivers, name) if name in held else None
+        waivers = parse_waivers(held[name].decode(), name) if name in held else None
         name = bundle.IMPORTED
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.VERDICT

@@ -1,4 +1,7 @@
-"""The policy: the rules that an audit must satisfy, read from YAML."""
+"""The policy: the rules that an audit must satisfy, read from YAML.
+
+It has more than 400 lines, because the models of one file stay together.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
-from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, problem_at, read_yaml
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
 from leakaudit.plugins import names as plugin_names
@@ -328,6 +331,15 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
         ConfigError: the message names every problem with file, line and what to write instead.
     """
     return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+
+
+def parse_policy(text: str, source: str) -> Policy:
+    """Return the policy in the text of a file; `source` is its name in messages.
+
+    Raises:
+        ConfigError: as for `load_policy`.
+    """
+    return parse_yaml(text, Policy, source)
 
 
 def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:

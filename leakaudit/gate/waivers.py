@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from leakaudit.config.strict_yaml import read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, read_yaml
 from leakaudit.gate.policy import ANY, SHIPPED, RuleId
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
 from leakaudit.gate.wording import percent
@@ -112,6 +112,15 @@ def load_waivers(path: Path) -> Waivers:
         ConfigError: one line for each problem, with the line of the file.
     """
     return read_yaml(path, Waivers)
+
+
+def parse_waivers(text: str, source: str) -> Waivers:
+    """Return the waivers in the text of a file; `source` is its name in messages.
+
+    Raises:
+        ConfigError: as for `load_waivers`.
+    """
+    return parse_yaml(text, Waivers, source)
 
 
 def waived(
