@@ -288,7 +288,7 @@ class Policy(_Policy):
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
-        ids = [rule.id for rule in (*self.rules, *self.imported)]
+        ids = [*(rule.id for rule in self.rules), *(rule.id for rule in self.imported)]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
             second = ids.index(twice[0], ids.index(twice[0]) + 1)
