@@ -96,10 +96,20 @@ def write_report(
         top_samples=policy.report.top_samples,
         trend=load_trend(run_dir),
     )
-    if mode is TextMode.FULL and target.parent.stat().st_mode & stat.S_IWOTH and os.name == "posix":
-        raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
+    if mode is TextMode.FULL:
+        refuse_open_folder(target)
     write_atomic(target, render_html(redacted))
     return target
+
+
+def refuse_open_folder(target: Path) -> None:
+    """Refuse to write training text into a folder that everybody can write to.
+
+    Raises:
+        RedactionError: everybody can.
+    """
+    if os.name == "posix" and target.parent.stat().st_mode & stat.S_IWOTH:
+        raise RedactionError(f"{target.parent} can be written to by everybody; write a full report somewhere private")
 
 
 @cache

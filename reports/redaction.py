@@ -182,21 +182,30 @@ def _check_full(
         )
 
 
-def _public_results(results: Results, mode: TextMode) -> Results:
-    public = allowed(results)
-    attacked = {s.id for s in public.steps if s.verification.status.attacked}
-    environment = {k: v for k, v in public.run.environment.items() if k in ENVIRONMENT}
-    run = public.run.model_copy(
-        update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
+def cleaned(results: Results, mode: TextMode) -> Results:
+    """Return all of an audit, without the words of it that may be private.
+
+    No field is left out, so that the gate judges the same: the command, the environment, names of files and reasons of errors are cleaned, and
+    mode hash has no strips.
+    """
+    environment = {k: v for k, v in results.run.environment.items() if k in ENVIRONMENT}
+    run = results.run.model_copy(
+        update={"command": clean_command(results.run.command), "environment": dict(sorted(environment.items()))}
     )
-    artifacts = tuple({"sha256": a["sha256"]} for a in public.subject.artifacts if "sha256" in a)  # names are private
-    return public.model_copy(
+    artifacts = tuple({"sha256": a["sha256"]} for a in results.subject.artifacts if "sha256" in a)  # names are private
+    return results.model_copy(
         update={
             "run": run,
-            "subject": public.subject.model_copy(update={"artifacts": artifacts}),
-            "attempts": tuple(_public_attempt(a, mode) for a in public.attempts if a.step in attacked),
+            "subject": results.subject.model_copy(update={"artifacts": artifacts}),
+            "attempts": tuple(_public_attempt(a, mode) for a in results.attempts),
         }
     )
+
+
+def _public_results(results: Results, mode: TextMode) -> Results:
+    public = cleaned(allowed(results), mode)
+    attacked = {s.id for s in public.steps if s.verification.status.attacked}
+    return public.model_copy(update={"attempts": tuple(a for a in public.attempts if a.step in attacked)})
 
 
 def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:

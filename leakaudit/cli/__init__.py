@@ -15,6 +15,7 @@ import click
 
 from leakaudit.cli import (
     baseline,
+    bundle,
     catalogue,
     compare,
     doctor,
@@ -53,6 +54,7 @@ for command in (
     gate.gate,
     policy.policy,
     export.export,
+    bundle.bundle,
     index.index,
     doctor.doctor,
     preflight.preflight,

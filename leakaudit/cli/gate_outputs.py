@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, wraps
 from pathlib import Path
@@ -30,6 +31,8 @@ class Outputs:
     badge: Path | None = None
     sarif: Path | None = None
     attestation: Path | None = None
+    svr: Path | None = None
+    """What was shown; written on PASS only."""
     cyclonedx: Path | None = None
     artifacts: tuple[Path, ...] = ()
     """The released files that attestation and bill are about."""
@@ -39,7 +42,7 @@ class Outputs:
     @property
     def about_artifacts(self) -> dict[str, Path | None]:
         """The outputs that say something about released files, by their options."""
-        return {"--attestation": self.attestation, "--cyclonedx": self.cyclonedx}
+        return {"--attestation": self.attestation, "--svr": self.svr, "--cyclonedx": self.cyclonedx}
 
 
 _OPTIONS = (
@@ -48,11 +51,16 @@ _OPTIONS = (
     click.option("--badge", type=_FILE, help="Write the JSON of a badge of shields.io."),
     click.option("--sarif", type=_FILE, help="Write SARIF: each open rule at its line of the policy."),
     click.option("--attestation", type=_FILE, help="Write an unsigned in-toto Statement on the artefacts."),
+    click.option("--svr", type=_FILE, help="On PASS, write an unsigned in-toto Statement of what was shown."),
     click.option(
         "--cyclonedx", type=_FILE, help="Write a CycloneDX bill with the verdict in the artefacts' model cards."
     ),
     click.option(
-        "--artifact", "artifacts", type=_READABLE, multiple=True, help="A released file, for the two above; repeatable."
+        "--artifact",
+        "artifacts",
+        type=_READABLE,
+        multiple=True,
+        help="A released file, for the three above; repeatable.",
     ),
     click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT."),
 )
@@ -108,6 +116,7 @@ def write_outputs(verdict: Verdict, policy: Path | None, outputs: Outputs) -> bo
         (outputs.badge, "w", lambda: forms.badge(verdict)),
         (outputs.sarif, "w", lambda: forms.sarif(verdict, policy, lines)),
         (outputs.attestation, "w", lambda: forms.attestation(verdict, released())),
+        (_only_on_pass(outputs.svr, verdict), "w", lambda: forms.svr(verdict, released())),
         (outputs.cyclonedx, "w", lambda: forms.cyclonedx(verdict, released())),
     ]
     if outputs.github:
@@ -128,3 +137,16 @@ def _written(path: Path, mode: str, make: Callable[[], str]) -> bool:
         click.echo(f"{path}: was not written ({error.strerror or type(error).__name__})", err=True)
         return False
     return True
+
+
+def _only_on_pass(file: Path | None, verdict: Verdict) -> Path | None:
+    """Return the file if the verdict is PASS; else remove the one of an earlier PASS."""
+    from leakaudit.gate.verdict import Status
+
+    if file is None or verdict.verdict is Status.PASS:
+        return file
+    with suppress(OSError):
+        file.unlink()
+    stale = "; the one that is there is of an earlier call" if file.exists() else ""
+    click.echo(f"{file}: was not written, because the verdict is {verdict.verdict}{stale}", err=True)
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from leakaudit.cli.common import EXISTING
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from leakaudit.gate.imported import Imported
     from leakaudit.gate.policy import Policy
     from leakaudit.gate.regression import Reference
     from leakaudit.gate.verdict import Verdict
@@ -29,6 +30,8 @@ class Yardstick:
     policy: Path | None = None
     waivers: Path | None = None
     baseline: Path | None = None
+    memaudit: Path | None = None
+    """Report of memaudit, which the rules under `imported:` of the policy judge."""
 
 
 _OPTIONS = (
@@ -39,15 +42,19 @@ _OPTIONS = (
     click.option(
         "--baseline", type=EXISTING, help="The baseline's file, or another audit; default: what the policy names."
     ),
+    click.option(
+        "--memaudit", type=EXISTING, help="Report of memaudit, for the rules under `imported:` of the policy."
+    ),
 )
 
 
 def judging(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `Yardstick` to a command, which gets them as `by`."""
+    names = [field.name for field in fields(Yardstick)]
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
-        by = Yardstick(**{name: given.pop(name) for name in ("policy", "waivers", "baseline")})
+        by = Yardstick(**{name: given.pop(name) for name in names})
         command(by=by, **given)
 
     for option in reversed(_OPTIONS):
@@ -64,7 +71,10 @@ class Judged:
     """SHA-256 of the file of the results, in hex."""
     policy: Policy
     waivers: Waivers | None
+    waivers_file: Path | None
     reference: Reference
+    baseline_file: Path
+    imported: Imported | None
 
     def verdict(self, now: datetime) -> Verdict:
         """Return the answer of the gate at a time, which has a time zone."""
@@ -77,6 +87,7 @@ class Judged:
             results_sha256=self.sha256,
             waivers=self.waivers,
             reference=self.reference,
+            imported=self.imported,
         )
 
 
@@ -84,19 +95,41 @@ def read_judged(run: Path, by: Yardstick) -> Judged:
     """Read what is judged.
 
     Raises:
-        ResultsError: the results or the baseline cannot be read, or were changed.
+        ResultsError: the results, the baseline or the report of memaudit cannot be read, or were changed.
         ConfigError: the policy or the waivers are wrong.
         click.UsageError: a file was named, and no rule asks for it.
     """
+    from leakaudit.gate.imported import load_imported
     from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_for
-    from leakaudit.history.reference import reference_for
+    from leakaudit.gate.waivers import waivers_file, waivers_for
+    from leakaudit.history.reference import baseline_file, reference_for
     from leakaudit.plugins.names import names_for
     from leakaudit.results.files import read_results
 
     results, sha256 = read_results(run)
     policy = load_policy(by.policy, names_for(results)) if by.policy else default_policy()
+    _refuse_unasked(policy, by)
+    return Judged(
+        results,
+        sha256,
+        policy,
+        waivers_for(policy, by.policy, by.waivers),
+        waivers_file(policy, by.policy, by.waivers),
+        reference_for(results, policy, by.policy, by.baseline),
+        baseline_file(policy, by.policy, by.baseline),
+        load_imported(by.memaudit) if by.memaudit else None,
+    )
+
+
+def _refuse_unasked(policy: Policy, by: Yardstick) -> None:
+    """Refuse a file that no rule of the policy judges by.
+
+    Raises:
+        click.UsageError: there is one.
+    """
     if by.baseline is not None and not policy.compares:
         raise click.UsageError(f"--baseline: no rule of the policy {policy.name!r} has versus_baseline")
-    waivers = waivers_for(policy, by.policy, by.waivers)
-    return Judged(results, sha256, policy, waivers, reference_for(results, policy, by.policy, by.baseline))
+    if by.memaudit is not None and not policy.imported:
+        raise click.UsageError(
+            f"--memaudit: the policy {policy.name!r} has no rule under `imported:`, so nothing would judge it"
+        )

@@ -85,8 +85,8 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace the file at `path` by a file that holds `text`.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace the file at `path` by a file that holds `content`; text in UTF-8.
 
     A reader sees either the old file or the complete new one.
 
@@ -96,8 +96,8 @@ def write_atomic(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,7 +1,7 @@
 """The gate, which judges results by a policy. No torch.
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
-`requirements`, `coverage`, `regression` and `rules` judge.
+`requirements`, `coverage`, `regression` and `rules` judge; `imported` judges what another auditor found.
 `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and what plugins say of themselves (`plugins.names`, `plugins.described`).
 """
@@ -15,6 +15,7 @@ __all__ = [
     "evidence",
     "explained",
     "floors",
+    "imported",
     "lint",
     "outcome",
     "policy",

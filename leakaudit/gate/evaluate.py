@@ -25,6 +25,7 @@ from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.coverage import uncovered
 from leakaudit.gate.evidence import usable
+from leakaudit.gate.imported import Imported, imports, judge_imported
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.regression import ABSENT, Reference, softened
 from leakaudit.gate.requirements import unmet
@@ -51,6 +52,7 @@ def evaluate(
     results_sha256: str | None = None,
     waivers: Waivers | None = None,
     reference: Reference = ABSENT,
+    imported: Imported | None = None,
 ) -> Verdict:
     """Apply `policy` to `results`.
 
@@ -65,6 +67,7 @@ def evaluate(
         results_sha256: digest of the file that `results` were read from; the verdict records it.
         waivers: exceptions; None for none.
         reference: the baseline, for rules on the difference from it.
+        imported: what another auditor found; None if nobody gave it.
 
     Returns:
         The verdict; ERROR if the results contradict themselves.
@@ -77,8 +80,9 @@ def evaluate(
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
+    of_others = judge_imported(policy, imported, now)
+    judged = [*judge_rules(results, policy, SHIPPED, gaps, reference), *of_others]
     warn = length_of(limits_of(policy).warn_before)
-    judged = judge_rules(results, policy, SHIPPED, gaps, reference)
     rules, said = waived(judged, waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
@@ -107,9 +111,10 @@ def evaluate(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps, reference)),
+        alternatives=tuple(_alternatives(results, policy, gaps, reference, of_others)),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
+        imports=tuple(imports(imported)),
         baseline=_used(policy, reference),
         problems=(),
     )
@@ -246,14 +251,19 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
     return rule.level != "error" or bool(rule.waived), -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
-def _alternatives(results: Results, policy: Policy, gaps: Gaps, reference: Reference) -> Iterable[Alternative]:
-    """Judge the policy as if each other defence of the battery were shipped."""
+def _alternatives(
+    results: Results, policy: Policy, gaps: Gaps, reference: Reference, of_others: Sequence[RuleVerdict]
+) -> Iterable[Alternative]:
+    """Judge the policy as if each other defence of the battery were shipped.
+
+    A defence of the update changes nothing about the rules `of_others`.
+    """
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
     for defense in dict.fromkeys(a.defense for a in results.attempts):
         if defense in (OBSERVED, shipped_column(results)):
             continue
-        rules = judge_rules(results, policy, defense, gaps, reference)
+        rules = [*judge_rules(results, policy, defense, gaps, reference), *of_others]
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
         naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
         figures = tuple(

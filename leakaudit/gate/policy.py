@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 from pydantic import Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
-from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, problem_at, read_yaml
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy_parts import (
@@ -262,6 +262,27 @@ class Rule(_Policy):
         return self
 
 
+class ImportedRule(_Policy):
+    """A limit on what another auditor found in the trained model.
+
+    The gate gets these results with `--memaudit FILE`. Without them the rule is INCONCLUSIVE.
+    """
+
+    id: RuleId
+    """As of a rule; no two rules of a policy have the same."""
+    severity: Literal["critical", "high", "medium", "low"] = "high"
+    """As of a rule."""
+    level: Literal["error", "warn"] = "error"
+    """As of a rule."""
+    import_: Literal["memaudit"] = Field(alias="import")
+    """Who made the results."""
+    measure: Literal["membership_tpr", "regurgitation_rate"]
+    """`membership_tpr`: share of the canaries of the training data that are told from others, at 1 % false alarms. `regurgitation_rate`: share of
+    them that the model completes."""
+    max_value: float = Field(ge=0.0, le=HIGHEST_LIMIT)
+    """Largest share. The rule passes if the upper bound is at or below it and fails if the lower bound is above it."""
+
+
 class NightsPolicy(_Policy):
     """How rates over several nights are judged; choose it before the first night.
 
@@ -315,6 +336,8 @@ class Policy(_Policy):
     """The file of waivers, relative to the policy's folder. `--waivers` names another one."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
+    imported: tuple[ImportedRule, ...] = ()
+    """Limits on what other auditors found."""
     report: ReportPolicy = ReportPolicy()
     """What the report may show."""
     nights: NightsPolicy = NightsPolicy()
@@ -329,11 +352,13 @@ class Policy(_Policy):
 
     @model_validator(mode="after")
     def _rules_decide(self) -> Self:
-        ids = [rule.id for rule in self.rules]
+        ids = [*(rule.id for rule in self.rules), *(rule.id for rule in self.imported)]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
             second = ids.index(twice[0], ids.index(twice[0]) + 1)
-            raise problem_at(("rules", second, "id"), f"two rules are called {twice[0]!r}; each needs its own id")
+            of_others = second - len(self.rules)
+            at = ("rules", second, "id") if of_others < 0 else ("imported", of_others, "id")
+            raise problem_at(at, f"two rules are called {twice[0]!r}; each needs its own id")
         if not self.rules:
             raise problem_at(("rules",), "the policy has no rule, so it could never fail; write at least one")
         for index, rule in enumerate(self.rules):
@@ -359,7 +384,9 @@ class Policy(_Policy):
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's content with its defaults, without comments and layout."""
-        plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        unused = None if self.imported else {"imported"}  # so that policies without the key keep their digest
+        content = self.model_dump(mode="json", by_alias=True, exclude=unused)
+        plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
@@ -374,6 +401,15 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
         ConfigError: the message names every problem with file, line and what to write instead.
     """
     return read_yaml(path, Policy, check=None if names is None else lambda policy: unknown_names(policy, names))
+
+
+def parse_policy(text: str, source: str) -> Policy:
+    """Return the policy in the text of a file; `source` is its name in messages.
+
+    Raises:
+        ConfigError: as for `load_policy`.
+    """
+    return parse_yaml(text, Policy, source)
 
 
 def unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
@@ -441,10 +477,10 @@ def rule_lines(path: Path) -> dict[str, int]:
     document = Document(str(path))
     node = compose(read_text(path), str(path))
     data = None if node is None else document.build(node, (), 0)
-    rules = data.get("rules", []) if isinstance(data, dict) else []
     return {
-        str(rule["id"]): document.lines[("rules", number)]
-        for number, rule in enumerate(rules)
+        str(rule["id"]): document.lines[(key, number)]
+        for key in ("rules", "imported")
+        for number, rule in enumerate(data.get(key, []) if isinstance(data, dict) else [])
         if isinstance(rule, dict) and "id" in rule
     }
 

@@ -121,6 +121,9 @@ class RuleVerdict(_Verdict):
     waived: str = ""
     """Until when, by whom and why the rule may fail, if a waiver says so; it then has no part in the verdict."""
 
+    imported: str = ""
+    """Who made the results that the rule judges, such as `memaudit`; empty for this audit. `n` then counts canaries, not steps."""
+
     @property
     def word(self) -> str:
         """The status that outputs show.
@@ -161,6 +164,19 @@ class WaiverVerdict(_Verdict):
     ]
     """Only with `applies` its rule has no part in the verdict."""
     sentence: str
+
+
+class ImportVerdict(_Verdict):
+    """Results of another auditor that rules of the policy judge."""
+
+    tool: str
+    tool_version: str
+    created_at: str
+    """When they were made, as an ISO time."""
+    sha256: str
+    """SHA-256 of the file that was read, as `sha256sum` prints it."""
+    digest: str
+    """Digest of what was kept of it."""
 
 
 class Figures(_Verdict):
@@ -241,6 +257,8 @@ class Verdict(_Verdict):
     """Digest of the file of waivers; empty without one."""
     baseline: BaselineUsed | None = None
     """The baseline; None if there was none, or if no rule asks for it."""
+    imports: tuple[ImportVerdict, ...] = ()
+    """Results of other auditors that were judged."""
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
     allowed: bool = False

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from leakaudit.config.strict_yaml import read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, read_yaml
 from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
 from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
@@ -129,10 +129,27 @@ def waivers_for(policy: Policy, policy_file: Path | None, given: Path | None = N
     Raises:
         ConfigError: a file that is named cannot be read, or says too little.
     """
-    limits = limits_of(policy)
+    file = waivers_file(policy, policy_file, given)
+    return None if file is None else load_waivers(file, limits_of(policy).max_days)
+
+
+def waivers_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path | None:
+    """Return the file of waivers that holds for a policy; None if there is none.
+
+    The arguments are those of `waivers_for`.
+    """
     if given is None and policy.waivers is not None and policy_file is not None:
-        given = policy_file.parent / limits.file
-    return None if given is None else load_waivers(given, limits.max_days)
+        return policy_file.parent / limits_of(policy).file
+    return given
+
+
+def parse_waivers(text: str, source: str) -> Waivers:
+    """Return the waivers in the text of a file; `source` is its name in messages.
+
+    Raises:
+        ConfigError: as for `load_waivers`.
+    """
+    return parse_yaml(text, Waivers, source)
 
 
 def waived(

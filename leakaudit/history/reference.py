@@ -35,7 +35,7 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
     """
     if not policy.compares:
         return ABSENT
-    place = given or (policy_file.parent if policy_file else Path()) / policy.baseline.file
+    place = baseline_file(policy, policy_file, given)
     if given is not None and not given.exists():
         raise ResultsError(f"{given}: no such file or folder; name the baseline's file, or an audit")
     if place.is_dir() or _holds_results(place):
@@ -48,6 +48,11 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
             problem=f"{place.name} has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
         )
     return _of_file(saved, results, policy)
+
+
+def baseline_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path:
+    """Return where the baseline of a policy is; the arguments are those of `reference_for`."""
+    return given or (policy_file.parent if policy_file else Path()) / policy.baseline.file
 
 
 def _holds_results(place: Path) -> bool:
@@ -73,6 +78,18 @@ def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
         series=series,
         differs=_differs(keys_of(base, policy), keys_of(results, policy)),
     )
+
+
+def reference_in(raw: bytes, results: Results, policy: Policy) -> Reference:
+    """Return the baseline in the bytes of its file.
+
+    Raises:
+        ValueError: it is no baseline, or was changed after it was written.
+    """
+    saved = SavedBaseline.model_validate(parse_json(raw))
+    if saved.digest != saved.content_digest:
+        raise ValueError("was changed after it was written: its content does not have the digest that it names")
+    return _of_file(saved, results, policy)
 
 
 def _of_file(saved: SavedBaseline, results: Results, policy: Policy) -> Reference:

@@ -58,6 +58,15 @@ def read_results(path: Path) -> tuple[Results, str]:
         raise ResultsError(f"{path}: {error}") from None
 
 
+def parse_results(raw: bytes) -> Results:
+    """Return the results in the bytes of `results.json`, read as strictly as the file.
+
+    Raises:
+        ValueError: they are no results, or were changed; the message says why.
+    """
+    return _results_of(parse_json(raw))
+
+
 def _results_of(data: Any) -> Results:
     """Turn strict JSON data into results.
 

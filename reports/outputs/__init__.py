@@ -3,6 +3,7 @@
 Each module turns a `Verdict` into one text. None of them holds training text: a verdict has ids, counts and digests only.
 """
 
+from leakaudit.reports.outputs.annex import annex
 from leakaudit.reports.outputs.artifacts import Artifact, artifact_name, artifact_of
 from leakaudit.reports.outputs.attestation import attestation
 from leakaudit.reports.outputs.cyclonedx import cyclonedx
@@ -11,9 +12,12 @@ from leakaudit.reports.outputs.junit import junit_xml
 from leakaudit.reports.outputs.markdown import summary
 from leakaudit.reports.outputs.model_card import model_card
 from leakaudit.reports.outputs.sarif import sarif
+from leakaudit.reports.outputs.svr import svr
+from leakaudit.reports.outputs.tags import tags
 
 __all__ = [
     "Artifact",
+    "annex",
     "artifact_name",
     "artifact_of",
     "attestation",
@@ -24,5 +28,7 @@ __all__ = [
     "model_card",
     "sarif",
     "summary",
+    "svr",
+    "tags",
     "workflow_commands",
 ]

@@ -98,7 +98,11 @@ def _metric(rule: RuleVerdict) -> dict[str, Any]:
     found: dict[str, Any] = {
         "type": plain(f"privacy leak, {rule.subject}{', change since the baseline' if versus else ''}"),
         "value": f"{seen:.12g}",
-        "slice": plain(f"rule {rule.id}, defence {rule.defense}, {rule.n} audited steps"),
+        "slice": plain(
+            f"rule {rule.id}, {rule.defense}, {rule.n} canaries, by {rule.imported}"
+            if rule.imported
+            else f"rule {rule.id}, defence {rule.defense}, {rule.n} audited steps"
+        ),
     }
     bounds = {"lowerBound": rule.lower, "upperBound": rule.upper}
     if known := {name: f"{value:.12g}" for name, value in bounds.items() if value is not None}:

@@ -108,6 +108,9 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         "policy check p.yaml --strict",
         "policy show p.yaml --origin",
         "policy diff built-in p.yaml",
+        "bundle leaky",
+        "bundle verify leaky/leakaudit-evidence.zip",
+        "export annex clean",
     ]
     done = light_python(light, "-c", code, *commands, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -123,6 +126,9 @@ def test_results_are_judged_and_shown_without_torch(light: Path, tmp_path: Path)
         ["explain", "0"],
         ["explain", "0"],
         *[["policy", "0"]] * 4,
+        ["bundle", "0"],
+        ["bundle", "0"],
+        ["export", "0"],
     ]
     assert done.stdout.splitlines()[-1] == "[]"
     page = (tmp_path / "leaky" / "report.html").read_text(encoding="utf-8")
@@ -140,8 +146,21 @@ def test_a_missing_part_is_one_sentence_with_what_to_type(words: list[str], ligh
 
 def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tmp_path: Path) -> None:
     """A new command belongs to one of the two lists."""
-    works = {"baseline", "compare", "explain", "export", "gate", "history", "index", "nightly", "policy", "preflight"}
-    works |= {"report", "schema"}
+    works = {
+        "baseline",
+        "bundle",
+        "compare",
+        "explain",
+        "export",
+        "gate",
+        "history",
+        "index",
+        "nightly",
+        "policy",
+        "preflight",
+        "report",
+        "schema",
+    }
     assert isinstance(main, click.Group)
     assert {*main.commands} == works | {words[0] for words in NEED_AUDIT}
 

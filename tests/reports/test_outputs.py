@@ -173,3 +173,43 @@ def test_an_output_that_cannot_be_written_is_said_and_never_a_pass(run: Path, tm
 def test_json_and_lines_are_not_printed_together(run: Path) -> None:
     """`--json` prints exactly one document."""
     assert called(run, "--json", "--github").exit_code == 2
+
+
+JUNIT: dict[str, tuple[set[str], set[str]]] = {
+    "testsuites": ({"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors", "time", "skipped", "timestamp", "hostname", "id", "package"},
+        {"properties", "testcase", "system-out", "system-err"},
+    ),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": ({"name", "time", "classname"}, {"skipped", "error", "failure", "system-out", "system-err"}),
+    "failure": ({"type", "message"}, set()),
+    "error": ({"type", "message"}, set()),
+    "skipped": ({"type", "message"}, set()),
+    "system-out": (set(), set()),
+}
+"""Element -> its attributes and its children in `junit-10.xsd` of the xUnit plugin of Jenkins (MIT), as far as we may need them."""
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("change", ["as judged", "allowed", "warned", "waived", "error"])
+def test_junit_has_only_what_the_schema_of_jenkins_has(name: str, change: str) -> None:
+    """A strict reader refuses an attribute that it does not know."""
+    verdict = verdict_of(SITUATIONS[name])
+    rules = verdict.rules
+    updates: dict[str, dict[str, Any]] = {
+        "as judged": {},
+        "allowed": {"allowed": True},
+        "warned": {"rules": tuple(rule.model_copy(update={"level": "warn"}) for rule in rules)},
+        "waived": {"rules": tuple(rule.model_copy(update={"waived": "until tomorrow"}) for rule in rules)},
+        "error": {"verdict": Status.ERROR, "problems": ("odd",)},
+    }
+    root = ElementTree.fromstring(outputs.junit_xml(verdict.model_copy(update=updates[change])))
+    for element in root.iter():
+        attributes, children = JUNIT[element.tag]
+        assert {*element.keys()} <= attributes, element.tag
+        assert {child.tag for child in element} <= children, element.tag
+    for suite in (root, *root):
+        assert {"name", "tests", "failures", "errors"} <= {*suite.keys()}
+        assert re.fullmatch(r"[0-9]{0,3}(\.[0-9]*)?", suite.get("time", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import Parse, ParseDict
 from in_toto_attestation.predicates.test_result.v0.test_result_pb2 import TestResult as Predicate
+from in_toto_attestation.v1.resource_descriptor_pb2 import ResourceDescriptor
 from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
@@ -76,9 +78,14 @@ def statement(verdict: Verdict, *artifacts: Artifact) -> Any:
     """Return a statement that the published messages can read."""
     text = outputs.attestation(verdict, artifacts or [WEIGHTS])
     found = json.loads(text)
-    Statement.copy_from_pb(Parse(text.replace('"_type"', '"type"'), StatementMessage())).validate()
+    validated(text)
     Parse(json.dumps(found["predicate"]), Predicate())
     return found
+
+
+def validated(text: str) -> None:
+    """Read a statement with the messages of in-toto, which check its subject."""
+    Statement.copy_from_pb(Parse(text.replace('"_type"', '"type"'), StatementMessage())).validate()
 
 
 def bill(verdict: Verdict, *artifacts: Artifact) -> Any:
@@ -191,6 +198,78 @@ def test_what_was_not_decided_is_marked_as_such() -> None:
     assert statement(warned())["predicate"]["warnedTests"] == ["only-warns"]
 
 
+def verification(verdict: Verdict) -> Any:
+    """Return a verification result that the messages of in-toto can read.
+
+    in-toto publishes no message of the predicate, so its fields are compared with the specification (svr v0.2).
+    """
+    text = outputs.svr(verdict, [WEIGHTS])
+    validated(text)
+    found = json.loads(text)
+    assert found["predicateType"] == "https://in-toto.io/attestation/svr/v0.2"
+    assert {*found["predicate"]} == {"verifier", "timeCreated", "properties"}
+    assert {*found["predicate"]["verifier"]} == {"id", "policies"}
+    for one in found["predicate"]["verifier"]["policies"]:
+        ParseDict(one, ResourceDescriptor())
+    return found["predicate"]
+
+
+def test_a_verification_result_names_what_was_shown() -> None:
+    """Evidence of two hours ago is valid for 7 days, so for 6 whole days more."""
+    found = verification(VERDICTS["PASS"])
+    assert found["properties"] == ["LEAKAUDIT_POLICY_PASS_6D", "LEAKAUDIT_EXACT_SENTENCE_RATE_LE_5PCT_95_6D"]
+    assert found["verifier"]["policies"][0]["digest"]["sha256"] == VERDICTS["PASS"].policy_digest[7:]
+    assert found["timeCreated"] == VERDICTS["PASS"].evaluated_at
+
+
+def test_a_verification_result_names_nothing_that_was_not_shown() -> None:
+    """No failed warning, no waived rule, no defence that is not shipped."""
+    assert len(verification(warned())["properties"]) == 2
+    assert verification(waived())["properties"] == ["LEAKAUDIT_POLICY_PASS_WITH_WAIVERS_6D"]
+    (rule,) = VERDICTS["PASS"].rules
+    other = rule.model_copy(update={"defense": "prune(share=0.9)"})
+    unshipped = VERDICTS["PASS"].model_copy(update={"rules": (other,)})
+    assert verification(unshipped)["properties"] == ["LEAKAUDIT_POLICY_PASS_6D"]
+    for name in ("FAIL", "INCONCLUSIVE", "ERROR"):
+        with pytest.raises(ValueError, match="what was shown"):
+            outputs.svr(VERDICTS[name], [WEIGHTS])
+    allowed = VERDICTS["INCONCLUSIVE"].allowing_inconclusive()
+    with pytest.raises(ValueError, match="what was shown"):
+        outputs.svr(allowed, [WEIGHTS])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"kind": "max_count", "threshold": 0.0, "min_tokens": 3}, "EXACT_SENTENCE_3TOK_COUNT_LE_0"),
+        ({"kind": "max_value", "threshold": 0.5, "subject": "p95 rougeL"}, "P95_ROUGEL_LE_0P5_95"),
+        ({"kind": "max_value", "threshold": 0.5, "subject": "max rougeL"}, "MAX_ROUGEL_LE_0P5"),
+        ({"scope": ("span", "tag")}, "EXACT_SENTENCE_BY_SPAN_TAG_RATE_LE_5PCT_95"),
+        (
+            {
+                "kind": "max_value",
+                "subject": "membership TPR at 1% FPR",
+                "imported": "memaudit",
+                "defense": "trained model",
+            },
+            "MEMAUDIT_MEMBERSHIP_TPR_AT_1PCT_FPR_LE_0P05_95",
+        ),
+    ],
+)
+def test_the_name_of_a_property_holds_all_that_limits_it(change: dict[str, Any], name: str) -> None:
+    """A name that leaves something out would claim more than was shown."""
+    rule = VERDICTS["PASS"].rules[0].model_copy(update=change)
+    verdict = VERDICTS["PASS"].model_copy(update={"rules": (rule,)})
+    assert verification(verdict)["properties"][1] == f"LEAKAUDIT_{name}_6D"
+
+
+def test_evidence_near_its_end_is_named_in_hours() -> None:
+    """And evidence past its end is valid for no hour."""
+    for until, left in (("2026-11-02T17:30:00Z", "5H"), ("2026-11-02T11:00:00Z", "0H")):
+        late = VERDICTS["PASS"].model_copy(update={"valid_until": until})
+        assert verification(late)["properties"][0] == f"LEAKAUDIT_POLICY_PASS_{left}"
+
+
 # ------------------------------------------------------------------------------------------------------------- CycloneDX
 @ALL
 def test_each_artefact_is_a_model_with_the_verdict_in_its_card(name: str) -> None:
@@ -281,9 +360,26 @@ def test_evidence_that_cannot_be_read_reaches_every_output(run: Path) -> None:
     assert "ERROR" in Path("c").read_text()
 
 
+def test_a_verification_result_is_written_on_pass_only(run: Path) -> None:
+    """One of an earlier PASS is removed, because a release would read it."""
+    now = datetime.now(UTC)
+    fresh = SITUATIONS["clean"].run.model_copy(update={"started": now.isoformat(), "finished": now.isoformat()})
+    clean = SITUATIONS["clean"].model_copy(update={"run": fresh})
+    Path("results.json").write_text(json.dumps(to_json(with_digest(clean))))
+    asked = (".", "--policy", "policy.yaml", "--artifact", "model.bin", "--svr", "svr.json")
+    done = called(*asked)
+    assert done.exit_code == 0, done.output
+    assert json.loads(Path("svr.json").read_text())["subject"][0]["digest"] == {"sha256": WEIGHTS.sha256}
+    Path("results.json").write_text(json.dumps(to_json(with_digest(SITUATIONS["leaks"]))))
+    done = called(*asked)
+    assert done.exit_code == 3 and not Path("svr.json").exists() and "the verdict is FAIL" in done.output
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--svr", "a.json"), "name each with --artifact"),
+        (("--svr", "a.json", "--artifact", "model.bin", "--at", "2026-11-03"), "choose one"),
         (("--attestation", "a.json"), "name each with --artifact"),
         (("--cyclonedx", "a.json"), "name each with --artifact"),
         (("--artifact", "model.bin"), "give one of them"),

@@ -1,0 +1,92 @@
+"""An in-toto Simple Verification Result: what a verdict of PASS has shown.
+
+Statement v1 with the predicate svr v0.2 of the in-toto Attestation Framework. It is unsigned. The predicate can only name properties that hold,
+so there is none unless the verdict is PASS.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from leakaudit import __version__
+from leakaudit.gate.policy import SHIPPED
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.outputs.artifacts import Artifact
+from leakaudit.reports.outputs.attestation import STATEMENT
+
+PREDICATE = "https://in-toto.io/attestation/svr/v0.2"
+"""Type of the predicate."""
+
+VERIFIER = f"https://pypi.org/project/leakaudit/{__version__}/"
+"""Who verified: this version, because another one may judge in another way."""
+
+
+def svr(verdict: Verdict, artifacts: Sequence[Artifact]) -> str:
+    """Return an unsigned in-toto Statement with the properties that were shown.
+
+    Raises:
+        ValueError: no artefact is given, or the verdict is not PASS.
+    """
+    if not artifacts:
+        raise ValueError("a verification result is about artefacts, and none is given")
+    if verdict.verdict is not Status.PASS:
+        raise ValueError(f"a verification result names what was shown, and the verdict is {verdict.verdict}")
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": plain(one.name), "digest": {"sha256": one.sha256}} for one in artifacts],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "verifier": {
+                "id": VERIFIER,
+                "policies": [
+                    {"name": plain(verdict.policy), "digest": {"sha256": verdict.policy_digest.rpartition(":")[2]}}
+                ],
+            },
+            "timeCreated": verdict.evaluated_at,
+            "properties": list(dict.fromkeys(properties(verdict))),
+        },
+    }
+    return json.dumps(statement, indent=1) + "\n"
+
+
+def properties(verdict: Verdict) -> Iterable[str]:
+    """Yield the name of each property that a PASS has shown.
+
+    A name says what is limited, the limit, the confidence in percent, and how long after `timeCreated` the evidence is young enough for the policy:
+    `LEAKAUDIT_EXACT_SENTENCE_RATE_LE_5PCT_95_7D`. Rules on an update that is not shipped, and rules that do not pass, have none.
+    """
+    until = _time_left(verdict)
+    waived = "_WITH_WAIVERS" if any(rule.waived for rule in verdict.rules) else ""
+    yield f"LEAKAUDIT_POLICY_PASS{waived}_{until}"
+    for rule in verdict.rules:
+        if rule.status is Status.PASS and (rule.defense == SHIPPED or rule.imported):
+            yield "_".join(["LEAKAUDIT", *_words(rule), until])
+
+
+def _words(rule: RuleVerdict) -> list[str]:
+    """Return what a rule limits, and how."""
+    found = [*([rule.imported] if rule.imported else []), rule.subject.replace("%", "PCT")]
+    found += [f"{rule.min_tokens}TOK"] if rule.min_tokens is not None else []
+    found += ["BY", *rule.scope] if rule.scope else []
+    limits = {"max_rate": ["RATE_LE", f"{100 * rule.threshold:g}PCT"], "max_count": ["COUNT_LE", f"{rule.threshold:g}"]}
+    found += limits.get(rule.kind, ["LE", f"{rule.threshold:g}"])
+    observed_only = rule.kind == "max_count" or rule.subject.startswith("max ")
+    found += [] if observed_only else [f"{100 * rule.confidence:g}"]
+    return [_word(one) for one in found]
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Z0-9]+", "_", text.upper().replace(".", "P")).strip("_")
+
+
+def _time_left(verdict: Verdict) -> str:
+    """Return how long the evidence stays young enough, rounded down: `7D`, or `5H`."""
+    left = timedelta()
+    if verdict.valid_until:
+        left = datetime.fromisoformat(verdict.valid_until) - datetime.fromisoformat(verdict.evaluated_at)
+    hours = max(0, int(left.total_seconds() // 3600))
+    return f"{hours // 24}D" if hours >= 24 else f"{hours}H"
