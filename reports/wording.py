@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.verdict import PooledRun, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
 from leakaudit.results.wording import counted
@@ -67,6 +67,12 @@ def rule_seen(rule: RuleVerdict) -> str:
     if rule.k is not None:
         return f"{rule.k} of {counted(rule.n, 'step')}" if rule.n else "no evidence"
     return f"{rule.subject} {number(rule.observed)}" if rule.observed is not None else "no evidence"
+
+
+def run_in_words(run: PooledRun) -> str:
+    """Return what one of several runs adds, such as `run a: 10 steps, alone PASS`."""
+    left_out = f", {run.repeated} counted elsewhere" if run.repeated else ""
+    return f"run {run.run or 'without results'}: {counted(run.steps, 'step')}{left_out}, alone {run.verdict}"
 
 
 def confidence_level(verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.cli.gate_outputs import Outputs, with_outputs, write_outputs
+from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.errors import ResultsError
 from leakaudit.exit_codes import ExitCode
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
-@click.argument("run_dir", type=EXISTING)
+@with_runs
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 @with_outputs
 @clear_errors
 def gate(
-    run_dir: Path,
+    runs: Runs,
     policy: Path | None,
     waivers: Path | None,
     at: str | None,
@@ -47,7 +48,9 @@ def gate(
     as_json: bool,
     outputs: Outputs,
 ) -> None:
-    """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
+    """Judge each RUN (a folder with results.json, or the file) by a policy.
+
+    The steps of several runs count together, if the runs can be compared; each step counts once. Fix the number of runs before the first one.
 
     Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
     written).
@@ -58,10 +61,12 @@ def gate(
         raise click.UsageError("--at rehearses a judgement, and --attestation records one: choose one")
     from datetime import UTC, datetime
 
-    file = run_dir / "results.json" if run_dir.is_dir() else run_dir
-    document = file.parent / "verdict.json"
+    document = runs.document
     now = _time(at) if at else datetime.now(UTC)
-    verdict = _judged(file, document, policy, waivers, now)
+    if runs.several:
+        verdict = judged_together(runs, policy, waivers, now)
+    else:
+        verdict = _judged(runs.files[0], document, policy, waivers, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
@@ -97,7 +102,7 @@ def _judged(file: Path, document: Path, policy: Path | None, waivers: Path | Non
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:
-    """Write `verdict.json`; say so if that is impossible."""
+    """Write the verdict; say so if that is impossible."""
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.verdict import to_json
 
@@ -106,7 +111,7 @@ def _write_verdict(verdict: Verdict, document: Path) -> None:
             write_atomic(document, json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         stale = "; the one that is there is of an earlier call" if document.is_file() else ""
-        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__}){stale}", err=True)
+        click.echo(f"{document.name} was not written ({error.strerror or type(error).__name__}){stale}", err=True)
 
 
 def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:

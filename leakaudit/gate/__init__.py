@@ -1,7 +1,8 @@
 """The gate, which judges results by a policy. No torch.
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `requirements` and `rules` judge.
-`verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
+`pooling` joins
+several audits. `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
 """
 
@@ -13,6 +14,7 @@ __all__ = [
     "evidence",
     "outcome",
     "policy",
+    "pooling",
     "requirements",
     "rules",
     "verdict",

@@ -25,7 +25,7 @@ from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.evidence import usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
-from leakaudit.gate.requirements import unmet
+from leakaudit.gate.requirements import other_runs, unmet
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, waived
@@ -67,9 +67,34 @@ def evaluate(
     problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
         return _error(policy, now, problems, results, results_sha256=results_sha256)
+    return judge(
+        results, policy, now=now, results_sha256=results_sha256, waivers=waivers, more=Gaps(other_runs(policy, 1))
+    )
+
+
+def judge(
+    results: Results,
+    policy: Policy,
+    *,
+    now: datetime,
+    results_sha256: str | None = None,
+    waivers: Waivers | None = None,
+    more: Gaps,
+) -> Verdict:
+    """Apply `policy` to results that do not contradict themselves.
+
+    Args:
+        results: one audit, or several that were joined (`leakaudit.gate.pooling`).
+        policy: the rules.
+        now: the time of judgement, with time zone.
+        results_sha256: digest of the file that `results` were read from; None for several.
+        waivers: exceptions; None for none.
+        more: problems that the results do not show themselves.
+    """
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
+    gaps = Gaps((*more.sentences, *gaps.sentences), more.broken or gaps.broken)
     rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))

@@ -6,4 +6,16 @@ A night is one of the audits that repeat. The history has one small file for eac
 
 from __future__ import annotations
 
-__all__ = ["advice", "baseline", "compare", "export", "keys", "nights", "rates", "record", "saved_trend", "trend"]
+__all__ = [
+    "advice",
+    "baseline",
+    "compare",
+    "export",
+    "keys",
+    "nights",
+    "pooled",
+    "rates",
+    "record",
+    "saved_trend",
+    "trend",
+]
