@@ -149,7 +149,7 @@ def _figures(step: StepRecord, attempts: Iterable[Attempt]) -> Hashable:
                 one.status,
                 one.events,
                 frozenset(one.facts.items()),
-                frozenset((name, str(score)) for name, score in one.scores.items()),
+                frozenset((name, getattr(score, "value", None)) for name, score in one.scores.items()),
             )
             for one in attempts
         ),
