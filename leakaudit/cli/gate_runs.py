@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from leakaudit.cli.common import EXISTING
+from leakaudit.cli.common import EXISTING, clear_errors
 from leakaudit.cli.compare import check_keys
 from leakaudit.errors import ConfigError, ResultsError
 
@@ -82,6 +82,7 @@ def with_runs(command: Callable[..., None]) -> Callable[..., None]:
     """Add the argument and the options of `Runs` to a command, which gets them as `runs`."""
     names = [field.name for field in fields(Runs)]
 
+    @clear_errors
     @wraps(command)
     def wrapped(**given: Any) -> None:
         runs = Runs(**{name: given.pop(name) for name in names})
