@@ -239,6 +239,8 @@ def _said(joined: Pool, runs: Sequence[Results], policy: Policy, given: int) -> 
         yield f"They were pooled although they differ in {in_words(differ)}."
     if len(runs) > 1:
         yield "Results do not name their data set; these are pooled as if it were the same."
+    if (commits := len({run.subject.code_commit for run in runs} - {None})) > 1:
+        yield f"They are of {commits} commits of the code."
     if not joined.paired and len(runs) > 1:
         yield "The runs have no marks of one key, so a step that two of them share is found only if all its figures agree."
     if policy.evidence.runs is None and len(runs) > 1:

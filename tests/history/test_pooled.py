@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from leakaudit.history.pooled import Given, judge_together
 from leakaudit.results.bounds import upper_bound
 from leakaudit.results.files import with_digest
 from leakaudit.results.schema import Controls, Results
+from tests.benchmarks.pooled_runs import EQUAL, EVERY, MIXED, share
 from tests.support.factories import NOW, policy
 from tests.support.judging import RATE, RED_LINE, judge
 from tests.support.pooled import small_run, small_runs, together
@@ -261,6 +261,16 @@ def test_gaps_of_one_run_are_not_explained_by_another() -> None:
     assert "1 step lacks attempts that were due" in " ".join(rule(verdict).reasons)
 
 
+def test_two_commits_of_the_code_are_named() -> None:
+    """A fix between two runs changes what the mean rate is about; an unknown commit is not another one."""
+    runs = [
+        with_digest(run.model_copy(update={"subject": run.subject.model_copy(update={"code_commit": commit})}))
+        for run, commit in zip(small_runs(3), ("a" * 40, "b" * 40, None), strict=True)
+    ]
+    assert "They are of 2 commits of the code." in together(runs, RATE).sentence
+    assert "commits" not in together(runs[1:], RATE).sentence
+
+
 def test_the_policy_fixes_the_number_of_runs() -> None:
     """With `runs: 7` neither six runs pass nor eight, and the sentence no longer asks for it."""
     asked = {"evidence": {"runs": 7}}
@@ -272,37 +282,16 @@ def test_the_policy_fixes_the_number_of_runs() -> None:
     assert one.verdict is Status.INCONCLUSIVE and "this is one" in one.sentence
 
 
-@cache
-def _upper(k: int, n: int) -> float:
-    return upper_bound(k, n)
-
-
-def _passes(rates: list[float], rng: random.Random, looks: set[int]) -> bool:
-    """Simulate runs of ten steps; return whether any look passes a 5 % rule."""
-    k = 0
-    for number, rate in enumerate(rates, 1):
-        k += sum(rng.random() < rate for _ in range(10))
-        if number in looks and _upper(k, 10 * number) <= 0.05:
-            return True
-    return False
-
-
 def test_the_error_rate_is_that_of_the_policy_if_the_number_of_runs_is_fixed() -> None:
     """A rate just above the limit passes in at most 5 % of the cases, with equal and with different runs.
 
     Looking after each run passes in more than 5 %, which is why the policy can fix the number.
     """
     rng, tries = random.Random(7), 4_000
-    equal, mixed = [0.0505] * 30, [0.0005, 0.1005] * 15
-    share = {
-        (name, looks): sum(_passes(rates, rng, set(looks)) for _ in range(tries)) / tries
-        for name, rates in (("equal", equal), ("mixed", mixed))
-        for looks in ((6,), (20,), (30,), tuple(range(6, 31)))
-    }
     slack = 3 * (0.05 * 0.95 / tries) ** 0.5
-    fixed = {key: found for key, found in share.items() if len(key[1]) == 1}
-    assert max(fixed.values()) <= 0.05 + slack, fixed
-    assert share["equal", tuple(range(6, 31))] > 0.05 + 3 * slack
+    fixed = [share(rates, (count,), rng, tries) for rates in (EQUAL, MIXED) for count in (6, 20, 30)]
+    assert max(fixed) <= 0.05 + slack, fixed
+    assert share(EQUAL, EVERY, rng, tries) > 0.05 + 3 * slack
 
 
 def test_the_time_grows_with_the_steps_and_not_with_their_square() -> None:
