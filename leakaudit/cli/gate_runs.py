@@ -79,7 +79,7 @@ _OPTIONS = (
 
 
 def with_runs(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument and the options of `Runs` to a command, which gets them as `runs`."""
+    """Add the argument and options of `Runs` to a command, which gets `runs`."""
     names = [field.name for field in fields(Runs)]
 
     @clear_errors

@@ -1,4 +1,4 @@
-"""`leakaudit gate` on several runs: which files it reads and writes, and what the outputs show."""
+"""`leakaudit gate` on several runs: what it reads, writes and shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def policy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Six runs of ten clean steps, in folders of their own; the working folder is another one."""
+    """Write six runs of ten clean steps; the working folder is another one."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -96,7 +96,7 @@ def test_wrong_calls_are_named(policy: Path, jobs: list[Path], tmp_path: Path) -
 
 
 def test_other_keys_end_with_4_and_despite_pools_them(policy: Path, jobs: list[Path], tmp_path: Path) -> None:
-    """A CPU run and GPU runs are another device: the sentence has both, and says so when it is allowed."""
+    """The sentence has both devices, and says so where the option allows it."""
     other = small_run("cpu-less", 500, run={"environment": {"device": "cuda"}})
     jobs.append(write(tmp_path / "jobs" / "other", other))
     done = run(*jobs, "--policy", policy, "-q")
@@ -106,7 +106,7 @@ def test_other_keys_end_with_4_and_despite_pools_them(policy: Path, jobs: list[P
 
 
 def test_every_output_shows_the_runs(policy: Path, jobs: list[Path]) -> None:
-    """JUnit, summary and statement name the runs; the sentence has their number and the steps."""
+    """JUnit, summary and statement name the runs."""
     Path("model.bin").write_bytes(b"weights")
     outputs = ("--junit", "j.xml", "--summary", "s.md", "--attestation", "a.json", "--artifact", "model.bin")
     done = run(

@@ -217,7 +217,7 @@ def test_a_run_without_controls_is_not_covered_by_those_of_others() -> None:
 
 
 def test_one_failed_negative_control_makes_every_rule_inconclusive() -> None:
-    """One of thirty is below the limit of 10 %, and its run's scores are wrong all the same."""
+    """One of 31 is below the limit of 10 %, and its run's scores are still wrong."""
     runs = [*small_runs(30, 2), small_run("broken", 500, 9, leaks=1, negative=(1, 1))]
     verdict = together(runs, RATE, RED_LINE)
     assert {found.status for found in verdict.rules} == {Status.INCONCLUSIVE}
@@ -237,7 +237,7 @@ def test_a_run_that_contradicts_itself_makes_the_verdict_an_error() -> None:
 
 
 def test_an_earlier_schema_adds_leaks_and_no_trust() -> None:
-    """Results of schema 1.4 do not say which attack read its canary, so they cannot pass with others."""
+    """Schema 1.4 does not say which attack read its canary, so no pool with it passes."""
     old = small_run("old", 500)
     old = old.model_copy(update={"controls": old.controls.model_copy(update={"kinds": {}})})
     old = with_digest(old.model_copy(update={"schema_": "leakaudit.results/1.4"}))
@@ -262,7 +262,7 @@ def test_gaps_of_one_run_are_not_explained_by_another() -> None:
 
 
 def test_two_commits_of_the_code_are_named() -> None:
-    """A fix between two runs changes what the mean rate is about; an unknown commit is not another one."""
+    """A fix changes what the mean is about; an unknown commit is not another one."""
     runs = [
         with_digest(run.model_copy(update={"subject": run.subject.model_copy(update={"code_commit": commit})}))
         for run, commit in zip(small_runs(3), ("a" * 40, "b" * 40, None), strict=True)
@@ -272,8 +272,8 @@ def test_two_commits_of_the_code_are_named() -> None:
 
 
 def test_the_policy_fixes_the_number_of_runs() -> None:
-    """With `runs: 7` neither six runs pass nor eight, and the sentence no longer asks for it."""
-    asked = {"evidence": {"runs": 7}}
+    """With `runs: 7` neither six runs pass nor eight."""
+    asked: dict[str, Any] = {"evidence": {"runs": 7}}
     found = {count: together(small_runs(count), RATE, **asked) for count in (6, 7, 8)}
     assert [one.verdict for one in found.values()] == [Status.INCONCLUSIVE, Status.PASS, Status.INCONCLUSIVE]
     assert "The policy judges 7 runs together (`runs`); these are 6." in rule(found[6]).reasons
@@ -283,7 +283,9 @@ def test_the_policy_fixes_the_number_of_runs() -> None:
 
 
 def test_the_error_rate_is_that_of_the_policy_if_the_number_of_runs_is_fixed() -> None:
-    """A rate just above the limit passes in at most 5 % of the cases, with equal and with different runs.
+    """A rate just above the limit passes in at most 5 % of the cases.
+
+    This holds for equal and for different runs.
 
     Looking after each run passes in more than 5 %, which is why the policy can fix the number.
     """
