@@ -34,7 +34,7 @@ def with_steps(found: Results, **fields: Any) -> Results:
 
 
 def marked(found: Results, first: int, snapshot: str) -> Results:
-    """Return a run with marks of one key and updates that are hashed under a key of its own."""
+    """Return a run with marks of one key, and with hashes of a key of its own."""
     steps = tuple(
         step.model_copy(update={"unit": f"{first + number:016x}", "snapshot": f"{snapshot}{number}"})
         for number, step in enumerate(found.steps)
@@ -56,7 +56,7 @@ def test_ten_clean_steps_are_too_few_and_sixty_of_six_runs_are_enough() -> None:
 
 
 def test_one_run_has_todays_verdict() -> None:
-    """Joining changes no figure of a run, and no rule's answer: clean, leaking or with a repeated update."""
+    """Joining changes no figure of a run: clean, leaking or with a repeated update."""
     repeating = small_run("b", 0, 70)
     repeating = with_digest(
         repeating.model_copy(
@@ -84,7 +84,7 @@ def test_a_leak_in_one_of_seven_runs_fails_a_red_line_and_is_named() -> None:
 
 
 def test_a_run_that_is_given_twice_counts_once() -> None:
-    """Thirty steps given twice are no sixty, and their controls are not doubled either."""
+    """Thirty steps given twice are no sixty, and neither are their controls."""
     runs = small_runs(3)
     once, twice = together(runs, RATE), together([*runs, *runs], RATE)
     assert (twice.verdict, rule(twice).n, twice.steps) == (Status.INCONCLUSIVE, 30, 30)
@@ -101,7 +101,7 @@ def test_two_different_results_of_one_run_are_an_error() -> None:
 
 
 def test_steps_with_the_same_update_or_mark_count_once() -> None:
-    """A shard beside the whole audit, and the same batch, weights and randomness in two runs, add nothing."""
+    """A shard adds nothing to the whole audit, nor the same unit in two runs."""
     whole, shard = small_run("whole", 0, 40), small_run("shard", 0, 20)
     verdict = together([shard, whole], RATE)
     assert (rule(verdict).n, verdict.steps) == (40, 40)
@@ -119,7 +119,7 @@ def test_a_leak_in_the_repetition_of_a_step_counts() -> None:
 
 
 def test_without_a_common_key_equal_figures_mean_the_same_step() -> None:
-    """Two jobs with one seed, each with a key of its own for the hashes, do not count twice."""
+    """Two jobs with one seed, each with a key of its own, do not count twice."""
     first = small_run("a")
     again = with_digest(
         first.model_copy(
@@ -134,14 +134,14 @@ def test_without_a_common_key_equal_figures_mean_the_same_step() -> None:
 
 
 def test_marks_of_one_key_tell_steps_with_equal_figures_apart() -> None:
-    """Two clean steps of exact arithmetic may agree in every figure; marks show that they are two."""
+    """Two clean steps may agree in every figure; marks show that they are two."""
     a, b = marked(small_run("a"), 0, "sha256:a"), marked(small_run("b"), 500, "sha256:b")
     verdict = together([a, b], RATE)
     assert verdict.steps == 20 and "no marks of one key" not in verdict.sentence
 
 
 def test_other_keys_are_refused_with_both_values() -> None:
-    """A run with noise says nothing about runs without; exit code 4 names run, key and values."""
+    """A run with noise says nothing about runs without: exit code 4 and both values."""
     runs = small_runs(6)
     noisy = runs[2].model_copy(
         update={
