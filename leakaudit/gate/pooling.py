@@ -40,8 +40,8 @@ def pool(runs: Sequence[Results]) -> Pool:
     """Join the steps, attempts and controls of several runs.
 
     A step that two runs hold counts once, with the attempts of both: if one of them leaked, the step leaked. Two steps are the same if they
-    have the same update, or the same mark (`unit`) under one key. Where two runs have no key in common, they are also the same if their
-    number and every figure of them agree to the last digit. A run of which every step is repeated adds no control steps.
+    have the same update, or the same mark (`unit`) under one key. Where two runs have no key in common, steps without a leak are also the same
+    if their number and every figure of them agree to the last digit; leaks always count, because one leak too few could make a rule pass. A run of which every step is repeated adds no control steps.
 
     Args:
         runs: at least one; each has a different id.
@@ -117,12 +117,12 @@ class _Steps:
             attempts += [attempt.model_copy(update={"step": name}) for attempt in by_step[step.id]]
         return _Joined(tuple(attempts), frozenset(repeated))
 
-    def _name(self, run: RunInfo, step: StepRecord, attempts: Iterable[Attempt]) -> str:
+    def _name(self, run: RunInfo, step: StepRecord, attempts: Sequence[Attempt]) -> str:
         """Return the name of the same step of the pool, or a new name."""
         marks: list[Hashable] = [step.snapshot, *([(run.pairing, step.unit)] if step.unit and run.pairing else [])]
         figures = _figures(step, attempts)
         known = next((self.certain[mark] for mark in marks if mark in self.certain), None)
-        if known is None and figures in self.figures:
+        if known is None and figures in self.figures and not any(attempt.leaked for attempt in attempts):
             name, other, key = self.figures[figures]
             told_apart = other == run.id or (key and key == run.pairing)
             known = None if told_apart else name

@@ -133,6 +133,19 @@ def test_without_a_common_key_equal_figures_mean_the_same_step() -> None:
     assert together([first, with_steps(again, loss=0.7)], RATE).steps == 20, "other figures, another step"
 
 
+def test_leaks_with_equal_figures_all_count() -> None:
+    """Else three leaks of a hundred steps could be counted as one, and pass."""
+    runs = [
+        with_digest(
+            run.model_copy(
+                update={"steps": tuple(one.model_copy(update={"snapshot": run.run.id + one.id}) for one in run.steps)}
+            )
+        )
+        for run in (small_run(name, 0, 0, leaks=1) for name in "abc")
+    ]
+    assert rule(together([*small_runs(10), *runs], RATE)).k == 3
+
+
 def test_marks_of_one_key_tell_steps_with_equal_figures_apart() -> None:
     """Two clean steps may agree in every figure; marks show that they are two."""
     a, b = marked(small_run("a"), 0, "sha256:a"), marked(small_run("b"), 500, "sha256:b")
