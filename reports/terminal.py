@@ -20,7 +20,7 @@ from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.reports.wording import meaning, rule_seen
+from leakaudit.reports.wording import meaning, rule_seen, run_in_words
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
@@ -45,6 +45,7 @@ _STATES = {
     "error": "magenta",
 }
 _MOST_RULES = 8
+_MOST_RUNS = 20
 _SENT = "none"
 """The defence under which the update is attacked as the run sends it."""
 
@@ -103,6 +104,10 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
+    for run in verdict.runs[:_MOST_RUNS]:
+        console.print(Text(plain(run_in_words(run)), style="dim"))
+    if len(verdict.runs) > _MOST_RUNS:
+        console.print(Text(f"and {len(verdict.runs) - _MOST_RUNS} more runs", style="dim"))
     for waiver in verdict.waivers:
         console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
     if hint := _hint(verdict):

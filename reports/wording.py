@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from leakaudit.gate.verdict import BaselineUsed, RuleVerdict, Status, Verdict
+from leakaudit.gate.verdict import BaselineUsed, PooledRun, RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number, percent
 from leakaudit.results.schema import TextMode
 from leakaudit.results.wording import counted
@@ -85,6 +85,12 @@ def points(difference: float) -> str:
     ('+10.0', '-4.9')
     """
     return f"{100 * difference:+.1f}"
+
+
+def run_in_words(run: PooledRun) -> str:
+    """Return what one of several runs adds, such as `run a: 10 steps, alone PASS`."""
+    left_out = f", {run.repeated} counted elsewhere" if run.repeated else ""
+    return f"run {run.run or 'without results'}: {counted(run.steps, 'step')}{left_out}, alone {run.verdict}"
 
 
 def confidence_level(verdict: Verdict) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.common import clear_errors
 from leakaudit.cli.gate_outputs import Outputs, with_outputs, write_outputs
+from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import ResultsError
 from leakaudit.exit_codes import ExitCode
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
-@click.argument("run_dir", type=EXISTING)
+@with_runs
 @judging
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
 @click.option(
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 @with_outputs
 @clear_errors
 def gate(
-    run_dir: Path,
+    runs: Runs,
     at: str | None,
     allow: str | None,
     soft_fail: bool,
@@ -46,23 +47,25 @@ def gate(
     by: Yardstick,
     outputs: Outputs,
 ) -> None:
-    """Judge RUN_DIR (a folder with results.json, or the file) by a policy.
+    """Judge each RUN (a folder with results.json, or the file) by a policy.
+
+    The steps of several runs count together, if the runs can be compared; each step counts once. Fix the number of runs before the first one.
 
     Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
     written).
     """
     if as_json and outputs.github:
         raise click.UsageError("--json prints one document and --github prints lines: choose one")
-    if at and outputs.attestation:
-        raise click.UsageError("--at rehearses a judgement, and --attestation records one: choose one")
+    for option, file in outputs.recorded.items():
+        if at and file:
+            raise click.UsageError(f"--at rehearses a judgement, and {option} records one: choose one")
     from datetime import UTC, datetime
 
-    file = run_dir / "results.json" if run_dir.is_dir() else run_dir
-    document = file.parent / "verdict.json"
+    document = runs.document
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
     now = _time(at) if at else datetime.now(UTC)
-    verdict = _judged(file, by, now)
+    verdict = judged_together(runs, by, now) if runs.several else _judged(runs.files[0], by, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
@@ -88,7 +91,7 @@ def _judged(file: Path, by: Yardstick, now: datetime) -> Verdict:
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:
-    """Write `verdict.json`; say so if that is impossible."""
+    """Write the verdict; say so if that is impossible."""
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.verdict import to_json
 
@@ -97,7 +100,7 @@ def _write_verdict(verdict: Verdict, document: Path) -> None:
             write_atomic(document, json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         stale = "; the one that is there is of an earlier call" if document.is_file() else ""
-        click.echo(f"verdict.json was not written ({error.strerror or type(error).__name__}){stale}", err=True)
+        click.echo(f"{document.name} was not written ({error.strerror or type(error).__name__}){stale}", err=True)
 
 
 def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:

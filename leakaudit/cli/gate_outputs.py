@@ -40,9 +40,14 @@ class Outputs:
     """Whether to print annotations and to write the outputs of a job of GitHub Actions."""
 
     @property
+    def recorded(self) -> dict[str, Path | None]:
+        """The outputs that others keep as a record, by their options."""
+        return {"--attestation": self.attestation, "--svr": self.svr}
+
+    @property
     def about_artifacts(self) -> dict[str, Path | None]:
         """The outputs that say something about released files, by their options."""
-        return {"--attestation": self.attestation, "--svr": self.svr, "--cyclonedx": self.cyclonedx}
+        return {**self.recorded, "--cyclonedx": self.cyclonedx}
 
 
 _OPTIONS = (

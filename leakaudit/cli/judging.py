@@ -108,7 +108,7 @@ def read_judged(run: Path, by: Yardstick) -> Judged:
 
     results, sha256 = read_results(run)
     policy = load_policy(by.policy, names_for(results)) if by.policy else default_policy()
-    _refuse_unasked(policy, by)
+    refuse_unasked(policy, by)
     return Judged(
         results,
         sha256,
@@ -121,7 +121,7 @@ def read_judged(run: Path, by: Yardstick) -> Judged:
     )
 
 
-def _refuse_unasked(policy: Policy, by: Yardstick) -> None:
+def refuse_unasked(policy: Policy, by: Yardstick) -> None:
     """Refuse a file that no rule of the policy judges by.
 
     Raises:

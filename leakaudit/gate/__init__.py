@@ -1,7 +1,8 @@
 """The gate, which judges results by a policy. No torch.
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
-`requirements`, `coverage`, `regression` and `rules` judge; `imported` judges what another auditor found.
+`requirements`, `coverage`, `regression` and `rules` judge; `imported` judges what another auditor found, and
+`pooling` joins several audits.
 `verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and what plugins say of themselves (`plugins.names`, `plugins.described`).
 """
@@ -22,6 +23,7 @@ __all__ = [
     "policy_diff",
     "policy_parts",
     "policy_text",
+    "pooling",
     "regression",
     "requirements",
     "rules",

@@ -28,7 +28,7 @@ from leakaudit.gate.evidence import usable
 from leakaudit.gate.imported import Imported, imports, judge_imported
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.regression import ABSENT, Reference, softened
-from leakaudit.gate.requirements import unmet
+from leakaudit.gate.requirements import other_runs, unmet
 from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.undecided import allowed_for_a_time
 from leakaudit.gate.verdict import Alternative, BaselineUsed, ControlVerdict, Figures, RuleVerdict, Status, Verdict
@@ -75,11 +75,47 @@ def evaluate(
     problems = (*contradictions(results), *_from_the_future(results, now))
     if problems:
         return _error(policy, now, problems, results, results_sha256=results_sha256)
+    return judge(
+        results,
+        policy,
+        now=now,
+        results_sha256=results_sha256,
+        waivers=waivers,
+        reference=reference,
+        imported=imported,
+        more=Gaps(other_runs(policy, 1)),
+    )
+
+
+def judge(
+    results: Results,
+    policy: Policy,
+    *,
+    now: datetime,
+    results_sha256: str | None = None,
+    waivers: Waivers | None = None,
+    reference: Reference = ABSENT,
+    imported: Imported | None = None,
+    more: Gaps,
+) -> Verdict:
+    """Apply `policy` to results that do not contradict themselves.
+
+    Args:
+        results: one audit, or several that were joined (`leakaudit.gate.pooling`).
+        policy: the rules.
+        now: the time of judgement, with time zone.
+        results_sha256: digest of the file that `results` were read from; None for several.
+        waivers: exceptions; None for none.
+        reference: the baseline, for rules on the difference from it.
+        imported: what another auditor found; None if nobody gave it.
+        more: problems that the results do not show themselves.
+    """
     origin = _origin(results, policy, now, results_sha256)
     policy = softened(policy, reference)
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
+    gaps = Gaps((*more.sentences, *gaps.sentences), more.broken or gaps.broken)
     of_others = judge_imported(policy, imported, now)
     judged = [*judge_rules(results, policy, SHIPPED, gaps, reference), *of_others]
     warn = length_of(limits_of(policy).warn_before)

@@ -78,6 +78,9 @@ class EvidencePolicy(_Policy):
     is larger), these rules do not pass."""
     max_age: Duration = "7d"
     """Largest age of the results: a number and d, h, m or s, such as 7d."""
+    runs: int | None = Field(default=None, ge=1)
+    """Number of runs that are judged together; with fewer or more no rule passes. Choose it before the first run: whoever judges again after
+    each run, until the verdict is PASS, finds a pass by luck. Without this key any number of runs is judged."""
 
 
 class PositiveControl(_Policy):

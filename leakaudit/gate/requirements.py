@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leakaudit.gate.policy import OBSERVED, Requirements
+from leakaudit.gate.policy import OBSERVED, Policy, Requirements
 from leakaudit.gate.wording import percent
 from leakaudit.plugins.names import is_the_one
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.schema import AttemptStatus, Results
+from leakaudit.results.wording import counted
 
 
 def unmet(results: Results, required: Requirements) -> Iterator[str]:
@@ -30,3 +31,15 @@ def unmet(results: Results, required: Requirements) -> Iterator[str]:
     if results.steps and verified < required.verified * len(results.steps):
         share = percent(verified / len(results.steps), required.verified)
         yield f"The policy requires {percent(required.verified)} verified steps; {verified} of {len(results.steps)} ({share}) are."
+
+
+def other_runs(policy: Policy, given: int) -> tuple[str, ...]:
+    """Return a sentence if the policy fixes another number of runs than is judged.
+
+    A bound for one look holds only if the number of runs was fixed before the first look.
+    """
+    asked = policy.evidence.runs
+    if asked is None or asked == given:
+        return ()
+    there = "this is one" if given == 1 else f"these are {given}"
+    return (f"The policy judges {counted(asked, 'run')} together (`runs`); {there}.",)

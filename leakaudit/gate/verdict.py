@@ -214,8 +214,26 @@ class BaselineUsed(_Verdict):
     """Digest of its file; empty if the results themselves were given."""
 
 
+class PooledRun(_Verdict):
+    """One of several runs that were judged together."""
+
+    run: str
+    """Id of the run; empty if its results cannot be read."""
+    results_sha256: str | None
+    results_digest: str | None
+    steps: int
+    """Audited steps of this run."""
+    repeated: int = 0
+    """Steps among them that another step repeats. They do not count again."""
+    counted: bool = True
+    """Whether its steps count; they do not if the same run was given before."""
+    verdict: Status
+    """What the policy says of this run alone."""
+    sentence: str
+
+
 class Verdict(_Verdict):
-    """The answer of the gate on an audit.
+    """The answer of the gate on an audit, or on several that it judged together.
 
     `leakaudit schema verdict` prints the JSON Schema of this class.
     """
@@ -261,6 +279,9 @@ class Verdict(_Verdict):
     """Results of other auditors that were judged."""
     problems: tuple[str, ...]
     """Problems with the evidence, for ERROR."""
+    runs: tuple[PooledRun, ...] = ()
+    """The runs that were judged together; empty for one run. `steps` counts each step once, `results_sha256` is None, and `results_digest` is
+    the SHA-256 of the runs' digests in ascending order, one a line."""
     allowed: bool = False
     """Whether the caller (`--allow inconclusive`) or the policy (`on_inconclusive`) accepts that nothing is decided; the verdict itself stays
     INCONCLUSIVE."""

@@ -13,6 +13,7 @@ __all__ = [
     "export",
     "keys",
     "nights",
+    "pooled",
     "rates",
     "record",
     "reference",

@@ -87,15 +87,21 @@ def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
             },
         }
     ]
+    said = {
+        "verdict": verdict.verdict.value,
+        "meaning": meaning(verdict),
+        "evaluatedAt": verdict.evaluated_at,
+        "validUntil": verdict.valid_until or "",
+    }
     if verdict.results_sha256:
-        said = {
-            "run": plain(verdict.run),
-            "contentDigest": verdict.results_digest or "",
-            "verdict": verdict.verdict.value,
-            "meaning": meaning(verdict),
-            "evaluatedAt": verdict.evaluated_at,
-            "validUntil": verdict.valid_until or "",
-        }
-        digest = verdict.results_sha256.rpartition(":")[2]
-        found.append({"name": "results.json", "digest": {"sha256": digest}, "annotations": said})
+        own = {"run": plain(verdict.run), "contentDigest": verdict.results_digest or "", **said}
+        found.append(_results("results.json", verdict.results_sha256, own))
+    for run in verdict.runs:
+        if run.counted and run.results_sha256:
+            own = {"run": plain(run.run), "contentDigest": run.results_digest or "", **said}
+            found.append(_results(f"results.json of {plain(run.run)}", run.results_sha256, own))
     return found
+
+
+def _results(name: str, sha256: str, said: dict[str, str]) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": sha256.rpartition(":")[2]}, "annotations": said}

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from leakaudit.gate.verdict import ControlVerdict, RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, run_in_words
 
 ALLOWED = "undecided, which is allowed here"
 """Why a test is skipped."""
@@ -60,6 +60,8 @@ def _properties(suite: ElementTree.Element, verdict: Verdict) -> None:
         "results digest": verdict.results_digest or verdict.results_sha256 or "",
         "valid until": verdict.valid_until or "",
     }
+    if verdict.runs:
+        found["runs"] = "; ".join(map(run_in_words, verdict.runs))
     inside = ElementTree.SubElement(suite, "properties")
     for name, value in found.items():
         ElementTree.SubElement(inside, "property", name=name, value=plain(value))

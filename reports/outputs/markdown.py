@@ -14,6 +14,7 @@ from leakaudit.reports.wording import (
     meaning,
     rule_bounds,
     rule_seen,
+    run_in_words,
     short_digest,
 )
 from leakaudit.results.wording import counted
@@ -21,6 +22,9 @@ from leakaudit.results.wording import counted
 MOST_BYTES = 60_000
 """Most bytes of a summary. GitHub drops a summary of more than 1 MiB as a whole and comments of more than 65,536 characters; our choice leaves
 room for the lines around it."""
+
+MOST_RUNS = 50
+"""Most runs that a summary lists. Our choice: they take a tenth of its size."""
 
 NEXT = {
     Status.PASS: "Ship with this verdict, and audit the next release anew: a pass is about these updates and these attacks.",
@@ -91,9 +95,16 @@ def _foot(verdict: Verdict) -> list[str]:
     base = "" if used is None else f", baseline `{short_digest(used.digest or used.results_digest) or 'none'}`"
     return [
         *lines,
-        f"{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`{base}.",
+        *[f"- {markdown_text(run_in_words(run))}" for run in verdict.runs[:MOST_RUNS]],
+        *([f"- and {counted(len(verdict.runs) - MOST_RUNS, 'more run')}"] if len(verdict.runs) > MOST_RUNS else []),
+        *([""] if verdict.runs else []),
+        f"{_runs(verdict)}{counted(verdict.steps, 'step')} audited.{age}{until}. Results `{digest}`, policy `{short_digest(verdict.policy_digest)}`{base}.",
         "Not shown by an audit: other attacks, servers that choose weights, sums over clients, the released model itself. No training text is in this summary.",
     ]
+
+
+def _runs(verdict: Verdict) -> str:
+    return f"{counted(len(verdict.runs), 'run')}, " if verdict.runs else ""
 
 
 def _size(lines: Sequence[str]) -> int:

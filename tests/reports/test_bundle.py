@@ -86,7 +86,12 @@ def test_a_bundle_follows_from_what_it_holds(clean: Path) -> None:
     held = content(clean)
     assert held["results.json"] == (clean.parent / "results.json").read_bytes()
     assert held["policy.yaml"] == (clean.parent / "policy.yaml").read_bytes()
-    assert {*held} == {*bundle.MEMBERS, bundle.SUMS} - {bundle.FULL_REPORT, bundle.WAIVERS, bundle.IMPORTED, bundle.BASELINE}
+    assert {*held} == {*bundle.MEMBERS, bundle.SUMS} - {
+        bundle.FULL_REPORT,
+        bundle.WAIVERS,
+        bundle.IMPORTED,
+        bundle.BASELINE,
+    }
     done = called("bundle", "verify", clean)
     assert done.exit_code == 0 and "ok: PASS follows" in done.output
 
