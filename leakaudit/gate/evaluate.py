@@ -23,7 +23,7 @@ from typing import Any
 
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
-from leakaudit.gate.evidence import usable
+from leakaudit.gate.evidence import Index, usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
@@ -70,7 +70,8 @@ def evaluate(
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
-    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
+    index = Index(results)
+    rules, said = waived(judge_rules(results, policy, SHIPPED, gaps, index), waivers or Waivers(), results.run.id, now)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
@@ -98,7 +99,7 @@ def evaluate(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps)),
+        alternatives=tuple(_alternatives(results, policy, gaps, index)),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
         problems=(),
@@ -227,16 +228,16 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
     return rule.level != "error" or bool(rule.waived), -_BADNESS[rule.status], _SEVERITY[rule.severity]
 
 
-def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alternative]:
+def _alternatives(results: Results, policy: Policy, gaps: Gaps, index: Index) -> Iterable[Alternative]:
     """Judge the policy as if each other defence of the battery were shipped."""
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
-    for defense in dict.fromkeys(a.defense for a in results.attempts):
+    for defense in index.of_defense:
         if defense in (OBSERVED, shipped_column(results)):
             continue
-        rules = judge_rules(results, policy, defense, gaps)
+        rules = judge_rules(results, policy, defense, gaps, index)
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
-        naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
+        naive = not any(a.adaptive for a in index.of_defense[defense])
         figures = tuple(
             Figures.model_validate({name: getattr(r, name) for name in Figures.model_fields}) for r in rules
         )

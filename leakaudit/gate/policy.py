@@ -36,7 +36,9 @@ RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 
 
 class _Policy(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
+    )
 
 
 class EvidencePolicy(_Policy):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.evidence import Evidence, gather
+from leakaudit.gate.evidence import Evidence, Index, gather
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
 from leakaudit.gate.verdict import RuleVerdict, Status
@@ -26,7 +26,9 @@ class Gaps:
     """Why the scores themselves are wrong, so that every rule is INCONCLUSIVE; empty if they are not."""
 
 
-def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -> list[RuleVerdict]:
+def judge_rules(
+    results: Results, policy: Policy, shipped_as: str, gaps: Gaps, index: Index | None = None
+) -> list[RuleVerdict]:
     """Judge every rule.
 
     Args:
@@ -34,17 +36,19 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
         policy: the rules.
         shipped_as: the defence that stands for `shipped` in the rules.
         gaps: problems of the whole audit.
+        index: the attempts of `results`; None to group them here.
     """
+    index = index or Index(results)
     return [
-        _judge(results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps)
+        _judge(results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps, index)
         for rule in policy.rules
     ]
 
 
-def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
+def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps, index: Index) -> RuleVerdict:
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
-    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
+    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers, index)
     confidence = policy.statistics.confidence
     outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
     unmet = list(gaps.sentences)

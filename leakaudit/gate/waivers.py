@@ -37,7 +37,9 @@ Words = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_sai
 
 
 class _Waivers(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
+    )
 
 
 class WaiverScope(_Waivers):
