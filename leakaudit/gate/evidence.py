@@ -85,13 +85,10 @@ class Evidence:
 
 
 class Index:
-    """The attempts of an audit, grouped once for all rules and defences.
-
-    Args:
-        results: the audit.
-    """
+    """The attempts of an audit, grouped once for all rules and defences."""
 
     def __init__(self, results: Results) -> None:
+        """Group the attempts of `results`."""
         self.attempts = results.attempts
         self.known = list(dict.fromkeys([*results.run.battery.attacks, *(a.attack for a in results.attempts)]))
         self.of_defense: dict[str, list[Attempt]] = {}
