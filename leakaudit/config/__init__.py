@@ -12,7 +12,7 @@ __all__ = ["AuditConfig", "PluginSpec", "load_config"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the configuration of an audit when a name of it is asked for; the gate needs none."""
+    """Import the configuration of an audit when it is asked for; the gate needs none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from leakaudit.config import audit

@@ -90,7 +90,7 @@ def edits_of(found: Case, step: int, seed: int) -> Edits:
 
 
 def passing(folder: Path, found: Case, step: int, many: int, seed: int) -> list[tuple[str, list[Edit]]]:
-    """Return the edits after which an audit passes, with a name that says how to repeat each."""
+    """Return the edits after which an audit passes, with names to repeat them."""
     passed = []
     for number, (chosen, data) in enumerate(edits_of(found, step, seed).many(many)):
         verdict = verdict_of(folder, resealed(data), found[1])
@@ -173,8 +173,32 @@ RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
 OVERLAP = {"id": "overlap", "metric": "rougeL", "statistic": "max", "max_value": 0.5}
 
 
+FORGERIES: dict[str, tuple[tuple[str | int, ...], Any]] = {
+    "blind": (("controls",), to_json(UNDECIDED["few steps"][0])["controls"]),
+    "wrong scores": (("controls", "negative", "k"), 0),
+    "old": (("run", "finished"), NOW.isoformat()),
+    "unverifiable": (("steps", -1, "verification", "status"), "verified"),
+    "words not kept": (("steps", -1, "words_not_kept"), False),
+    "beyond": (("steps", -1, "beyond_hidden"), False),
+}
+"""Undecided audit -> the place and the value of an edit that makes it pass."""
+
+
+@pytest.mark.parametrize("case", FORGERIES)
+def test_a_fact_that_is_stated_once_can_be_forged(tmp_path: Path, case: str) -> None:
+    """The edits that the written argument admits do pass, so the fuzzer can see them."""
+    (found, rules), (place, value) = UNDECIDED[case], FORGERIES[case]
+    data = copy.deepcopy(to_json(found))
+    container: Any = data
+    for part in place[:-1]:
+        container = container[part]
+    container[place[-1]] = value
+    verdict = verdict_of(tmp_path, resealed(data), rules)
+    assert verdict is not None and verdict.verdict is Status.PASS, verdict
+
+
 def test_a_changed_policy_that_passes_has_another_digest(tmp_path: Path) -> None:
-    """A looser policy may pass what the policy failed, but the verdict never bears the digest of the first one."""
+    """A looser policy may pass what the first one failed, but never under its digest."""
     rules = policy(RED_LINE, RATE, OVERLAP, evidence={"min_steps": 5})
     found = FAILING["sentence"][0]
     file = tmp_path / "policy.yaml"

@@ -1,4 +1,7 @@
-"""Audits that leak or that decide nothing, with a policy each, for edits that must not make them pass."""
+"""Audits that leak or decide nothing, each with its policy.
+
+Edits must not make them pass.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 from leakaudit.gate.policy import Policy
 from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.files import with_digest
 from leakaudit.results.schema import (
     AttackEntry,
     Attempt,
@@ -21,7 +25,7 @@ from tests.support.leaking import CASES, POLICY
 
 Case = tuple[Results, Policy]
 STEPS = 6
-OLD = (NOW - timedelta(days=30)).isoformat()
+OLD = timedelta(days=30)
 RED_LINE = {"id": "red-line", "event": "exact_sentence", "max_count": 0}
 
 
@@ -59,6 +63,12 @@ def _beyond() -> Results:
     return _audit(stamp={"beyond_hidden": True}, catalogue=described)
 
 
+def _old() -> Results:
+    found = _audit(finished=(NOW - OLD).isoformat())
+    run = found.run.model_copy(update={"started": (NOW - OLD - timedelta(hours=1)).isoformat()})
+    return with_digest(found.model_copy(update={"run": run}))
+
+
 _UNVERIFIABLE = {"verification": Verification(status=VerificationStatus.UNVERIFIABLE, note="its code changed")}
 _STRICT = policy(RED_LINE, evidence={"min_steps": 6, "max_error_share": 0.0, "max_censored": 0.0})
 
@@ -89,7 +99,7 @@ UNDECIDED: dict[str, Case] = {
     "few steps": (_audit(steps=4), _STRICT),
     "blind": (_audit(positive=(0, 3)), _STRICT),
     "wrong scores": (_audit(negative=(3, 3)), _STRICT),
-    "old": (_audit(finished=OLD), _STRICT),
+    "old": (_old(), _STRICT),
     "unverifiable": (_audit(stamp=_UNVERIFIABLE), _STRICT),
     "words not kept": (_audit(stamp={"words_not_kept": True}), _STRICT),
     "crashed": (_audit(last={"status": AttemptStatus.ERROR}), _STRICT),
