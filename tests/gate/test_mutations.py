@@ -1,4 +1,4 @@
-"""No edit of results, policy, waivers or baseline makes the gate pass what it did not pass.
+"""No edit of results, policy, waivers or baseline makes the gate pass.
 
 The edits come from the grammar of the models (`tests/support/edits.py`). `docs/decisions/false_pass.md` says which edits no check can find.
 """
@@ -55,7 +55,7 @@ STATED_ONCE = {
 
 
 def verdict_of(folder: Path, text: str, rules: Policy) -> Verdict | None:
-    """Write a results.json and judge it as `leakaudit gate` does; None if it cannot be read."""
+    """Judge a results.json as `leakaudit gate` does; None if it cannot be read."""
     path = folder / "results.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:

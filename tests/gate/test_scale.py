@@ -25,7 +25,7 @@ def seconds(file: Path) -> float:
 
 
 def test_four_times_the_attempts_take_at_most_five_times_as_long(tmp_path: Path) -> None:
-    """A walk over all attempts for each attempt, step or defence would take sixteen times as long."""
+    """A walk over all attempts for each attempt or step would take sixteen times."""
     times = {}
     for steps in (4, 16):
         file = tmp_path / f"{steps}.json"
