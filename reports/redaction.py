@@ -21,13 +21,13 @@ from typing import cast
 from leakaudit.errors import RedactionError
 from leakaudit.gate.verdict import Verdict
 from leakaudit.history.saved_trend import SavedTrend
-from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command
+from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command, without_paths
 from leakaudit.reports.nights import Nights, nights_of
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
 from leakaudit.results.recovery import LEAST_SHARE, amount
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, TextMode
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,7 @@ def cleaned(results: Results, mode: TextMode) -> Results:
             "run": run,
             "subject": results.subject.model_copy(update={"artifacts": artifacts}),
             "attempts": tuple(_public_attempt(a, mode) for a in results.attempts),
+            "steps": tuple(map(_public_step, results.steps)),
         }
     )
 
@@ -206,6 +207,17 @@ def _public_results(results: Results, mode: TextMode) -> Results:
     public = cleaned(allowed(results), mode)
     attacked = {s.id for s in public.steps if s.verification.status.attacked}
     return public.model_copy(update={"attempts": tuple(a for a in public.attempts if a.step in attacked)})
+
+
+def _public_step(step: StepRecord) -> StepRecord:
+    """Return a step whose notes name no path."""
+    stamps = {"verification": step.verification, "sent": step.sent}
+    cleaned = {
+        name: stamp.model_copy(update={"note": without_paths(stamp.note)})
+        for name, stamp in stamps.items()
+        if stamp is not None and stamp.note
+    }
+    return step.model_copy(update=cleaned) if cleaned else step
 
 
 def _public_attempt(attempt: Attempt, mode: TextMode) -> Attempt:

@@ -3,7 +3,7 @@
 A module holds one command or a few related ones.
 
 A command parses its options, does its work, prints, and ends with an exit code. stdout has the answer; stderr has progress and
-diagnostics. Heavy imports are inside the commands, so that `--help` and the gate start fast. It may import every room.
+diagnostics. A command's module is imported when the command is asked for, and heavy imports are inside the commands, so that the gate starts fast. It may import every room.
 
 Exit codes: 0 PASS or done, 1 crash, 2 usage or configuration error, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR, 6 side process whose
 trainer ended, 7 another process is at work on it, 124 end of a time limit, 128 + n stopped by signal n (130 Ctrl-C, 143 SIGTERM).
@@ -11,61 +11,66 @@ trainer ended, 7 another process is at work on it, 124 end of a time limit, 128 
 
 from __future__ import annotations
 
-import click
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
 
-from leakaudit.cli import (
-    baseline,
-    bundle,
-    catalogue,
-    compare,
-    doctor,
-    explain,
-    export,
-    gate,
-    history,
-    index,
-    merge,
-    policy,
-    preflight,
-    prior,
-    report,
-    run,
-    simulate,
-    snapshots,
-)
-from leakaudit.cli.nights import command as nights
+import click
 
 __all__ = ["main"]
 
+_PLACES = {
+    "attacks": "catalogue:attacks_command",
+    "baseline": "baseline:baseline",
+    "bundle": "bundle:bundle",
+    "compare": "compare:compare",
+    "defenses": "catalogue:defenses_command",
+    "doctor": "doctor:doctor",
+    "explain": "explain:explain",
+    "export": "export:export",
+    "gate": "gate:gate",
+    "history": "history:history",
+    "index": "index:index",
+    "merge": "merge:merge",
+    "nightly": "nights.command:nightly",
+    "policy": "policy:policy",
+    "preflight": "preflight:preflight",
+    "prior": "prior:prior",
+    "report": "report:report",
+    "run": "run:run",
+    "schema": "catalogue:schema",
+    "simulate": "simulate:simulate",
+    "snapshots": "snapshots:snapshots",
+    "worker": "run:worker",
+}
+"""Name of a command -> module and function."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class _Commands(MutableMapping[str, click.Command]):
+    """The commands by name; the module of one is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            module, function = _PLACES[name].split(":")
+            self._made[name] = getattr(import_module(f"leakaudit.cli.{module}"), function)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*_PLACES, *self._made]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+@click.group(commands=_Commands(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="leakaudit")
 def main() -> None:
     """Audit what could be read out of the updates of a training run on private text."""
-
-
-for command in (
-    simulate.simulate,
-    merge.merge,
-    nights.nightly,
-    run.worker,
-    run.run,
-    report.report,
-    gate.gate,
-    policy.policy,
-    export.export,
-    bundle.bundle,
-    index.index,
-    doctor.doctor,
-    preflight.preflight,
-    catalogue.attacks_command,
-    catalogue.defenses_command,
-    catalogue.schema,
-    explain.explain,
-    snapshots.snapshots,
-    prior.prior,
-    history.history,
-    compare.compare,
-    baseline.baseline,
-):
-    main.add_command(command)

@@ -9,9 +9,10 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from leakaudit.config.audit import PluginSpec
+if TYPE_CHECKING:
+    from leakaudit.config.audit import PluginSpec
 
 PATH = "<path>"
 TEXT = "<text>"

@@ -24,7 +24,7 @@ from typing import Any
 from leakaudit.config.duration import length_of
 from leakaudit.gate.controls import judge_age, judge_controls
 from leakaudit.gate.coverage import uncovered
-from leakaudit.gate.evidence import usable
+from leakaudit.gate.evidence import Index, usable
 from leakaudit.gate.imported import Imported, imports, judge_imported
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.regression import ABSENT, Reference, softened
@@ -117,7 +117,8 @@ def judge(
     gaps = _gaps(controls, age_gap, results, policy)
     gaps = Gaps((*more.sentences, *gaps.sentences), more.broken or gaps.broken)
     of_others = judge_imported(policy, imported, now)
-    judged = [*judge_rules(results, policy, SHIPPED, gaps, reference), *of_others]
+    index = Index(results)
+    judged = [*judge_rules(results, policy, SHIPPED, gaps, reference, index), *of_others]
     warn = length_of(limits_of(policy).warn_before)
     rules, said = waived(judged, waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
@@ -147,7 +148,7 @@ def judge(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps, reference, of_others)),
+        alternatives=tuple(_alternatives(results, policy, gaps, reference, of_others, index)),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
         imports=tuple(imports(imported)),
@@ -288,7 +289,12 @@ def _order(rule: RuleVerdict) -> tuple[int, int, int]:
 
 
 def _alternatives(
-    results: Results, policy: Policy, gaps: Gaps, reference: Reference, of_others: Sequence[RuleVerdict]
+    results: Results,
+    policy: Policy,
+    gaps: Gaps,
+    reference: Reference,
+    of_others: Sequence[RuleVerdict],
+    index: Index,
 ) -> Iterable[Alternative]:
     """Judge the policy as if each other defence of the battery were shipped.
 
@@ -296,12 +302,12 @@ def _alternatives(
     """
     if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
         return
-    for defense in dict.fromkeys(a.defense for a in results.attempts):
+    for defense in index.of_defense:
         if defense in (OBSERVED, shipped_column(results)):
             continue
-        rules = [*judge_rules(results, policy, defense, gaps, reference), *of_others]
+        rules = [*judge_rules(results, policy, defense, gaps, reference, index), *of_others]
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
-        naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
+        naive = not any(a.adaptive for a in index.of_defense[defense])
         figures = tuple(
             Figures.model_validate({name: getattr(r, name) for name in Figures.model_fields}) for r in rules
         )

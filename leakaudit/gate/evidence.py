@@ -92,7 +92,55 @@ class Evidence:
         return len(self.unjudged_steps)
 
 
-def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str] | None = None) -> Evidence:
+class Index:
+    """The attempts of an audit, grouped once for all rules and defences."""
+
+    def __init__(self, results: Results) -> None:
+        """Group the attempts of `results`."""
+        self.attempts = results.attempts
+        self.known = list(dict.fromkeys([*results.run.battery.attacks, *(a.attack for a in results.attempts)]))
+        self.of_defense: dict[str, list[Attempt]] = {}
+        for attempt in results.attempts:
+            self.of_defense.setdefault(attempt.defense, []).append(attempt)
+        self._able: dict[str, frozenset[str]] = {}
+        self._short: dict[tuple[bool, int | None], frozenset[str]] = {}
+
+    def able(self, rule: Rule) -> frozenset[str]:
+        """Return the attacks that could show a rule's event or score on at least one step."""
+        about = f"event {rule.event}" if rule.event is not None else f"metric {rule.metric}"
+        if about not in self._able:
+            found: set[str] = set()
+            for attempt in self.attempts:
+                if attempt.attack not in found and _could_show(rule, attempt):
+                    found.add(attempt.attack)
+            self._able[about] = frozenset(found)
+        return self._able[about]
+
+    def short(self, rule: Rule) -> frozenset[str]:
+        """Return the steps whose texts are all too short for a rule.
+
+        Steps without texts are not among them.
+        """
+        about = _about_long_texts(rule), rule.min_tokens
+        if about not in self._short:
+            texts, long_ones = set(), set()
+            for attempt in self.attempts:
+                if attempt.step in long_ones or not (attempt.sequences or attempt.events):
+                    continue
+                texts.add(attempt.step)
+                if "exact_sentence" in attempt.events or any(_counts(rule, s) for s in attempt.sequences):
+                    long_ones.add(attempt.step)
+            self._short[about] = frozenset(texts - long_ones)
+        return self._short[about]
+
+
+def gather(
+    results: Results,
+    rule: Rule,
+    defense: str,
+    trusted: AbstractSet[str] | None = None,
+    index: Index | None = None,
+) -> Evidence:
     """Collect the evidence for a rule. Gate and report count by it.
 
     Args:
@@ -102,9 +150,11 @@ def gather(results: Results, rule: Rule, defense: str, trusted: AbstractSet[str]
         trusted: attacks that have read a canary; None for all. A step on which only other attacks found nothing is not judged. If none of the
             attacks behind the rule is trusted, they all count, and the caller says so. A step on which no attack ran to its end and nothing came
             back is not judged either.
+        index: the attempts of `results`; None to group them here.
     """
+    index = index or Index(results)
     results = seen_under(results, defense)
-    scope = _RuleScope(results, rule, defense)
+    scope = _RuleScope(results, rule, defense, index)
     tried = {step.id: scope.of_step(step) for step in results.steps if step.id in scope.by_step}
     made = [attempt for found in tried.values() for attempt in found.attempts]
     attacks = {attempt.attack for attempt in made}
@@ -179,21 +229,27 @@ class _RuleScope:
     results: Results
     rule: Rule
     defense: str
+    index: Index
 
-    @cached_property
+    @property
     def known(self) -> list[str]:
         """Attacks of the battery, then further attacks that attempts name."""
-        return list(dict.fromkeys([*self.results.run.battery.attacks, *(a.attack for a in self.results.attempts)]))
+        return self.index.known
+
+    @property
+    def mine(self) -> Sequence[Attempt]:
+        """The attempts under the defence."""
+        return self.index.of_defense.get(self.defense, ())
 
     @cached_property
     def wanted(self) -> tuple[str, ...]:
         """Attacks that the rule names; all known ones if it names none."""
         return self.rule.scope.attacks or tuple(self.known)
 
-    @cached_property
-    def able(self) -> set[str]:
+    @property
+    def able(self) -> frozenset[str]:
         """Attacks that could show the event on at least one step."""
-        return {a.attack for a in self.results.attempts if self.could_show(a)}
+        return self.index.able(self.rule)
 
     @cached_property
     def asked(self) -> list[str]:
@@ -204,8 +260,7 @@ class _RuleScope:
         """
         goals = _goals(self.rule, self.results)
         others = {name for name, entry in self.results.catalogue.attacks.items() if entry.goal not in goals}
-        mine = (a for a in self.results.attempts if a.defense == self.defense)
-        ran = {a.attack for a in mine if a.status is AttemptStatus.RAN}
+        ran = {a.attack for a in self.mine if a.status is AttemptStatus.RAN}
         return [name for name in self.wanted if name in self.able or name not in ran | others]
 
     @cached_property
@@ -213,8 +268,9 @@ class _RuleScope:
         """Step -> its attempts; steps with the same update are one step."""
         first = _first_of_its_kind(self.results.steps)
         found: dict[str, list[Attempt]] = {name: [] for name in first.values()}
-        for attempt in self.results.attempts:
-            if attempt.defense == self.defense and attempt.attack in self.asked:
+        asked = {*self.asked}
+        for attempt in self.mine:
+            if attempt.attack in asked:
                 found[first[attempt.step]].append(attempt)
         return found
 
@@ -224,8 +280,8 @@ class _RuleScope:
 
         No other attack on these texts was needed.
         """
-        mine = (a for a in self.results.attempts if a.defense == self.defense and a.attack in self.wanted)
-        return {attempt.step for attempt in mine if attempt.recovers_every_text}
+        wanted = {*self.wanted}
+        return {a.step for a in self.mine if a.attack in wanted and a.recovers_every_text}
 
     @cached_property
     def at_risk(self) -> set[str]:
@@ -238,13 +294,8 @@ class _RuleScope:
         long_texts = _about_long_texts(self.rule)
         if not long_texts and self.rule.min_tokens is None:
             return everything
-        short: dict[str, bool] = {}
-        for attempt in self.results.attempts:
-            if attempt.sequences or attempt.events:
-                long_one = "exact_sentence" in attempt.events or any(_counts(self.rule, s) for s in attempt.sequences)
-                short[attempt.step] = short.get(attempt.step, True) and not long_one
         none = {step.id for step in self.results.steps if long_texts and step.n_sentences == 0}
-        return {step for step in everything - none if not short.get(step, False)}
+        return everything - none - self.index.short(self.rule)
 
     @cached_property
     def beyond(self) -> set[str]:
@@ -273,7 +324,10 @@ class _RuleScope:
             spared = {a.attack for a in attempts if a.status is AttemptStatus.NOT_NEEDED and a.step in self.recovered}
             asked = [name for name in self.asked if name not in spared]
             due = len(asked)
-            lost = sum(self._lost([a for a in attempts if a.attack == name], step) for name in asked)
+            by_attack: dict[str, list[Attempt]] = {}
+            for attempt in attempts:
+                by_attack.setdefault(attempt.attack, []).append(attempt)
+            lost = sum(self._lost(by_attack.get(name, ()), step) for name in asked)
         evidence = tuple(a for a in attempts if self._is_evidence(a)) if usable(step) else ()
         if evidence and step.id not in self.at_risk:
             return _StepEvidence(due=due, lost=lost, left_out=True)
@@ -340,11 +394,7 @@ class _RuleScope:
 
     def could_show(self, attempt: Attempt) -> bool:
         """Return whether an attempt could have shown the rule's event or score."""
-        if not attempt.finished:
-            return False
-        if self.rule.event is not None:
-            return events.could_show(attempt, self.rule.event)
-        return isinstance(attempt.scores.get(self.rule.metric or ""), Score)
+        return _could_show(self.rule, attempt)
 
     def _is_evidence(self, attempt: Attempt) -> bool:
         """Return whether an attempt counts as evidence.
@@ -382,6 +432,15 @@ class _RuleScope:
             a.status in _WITHOUT_RESULT or (a.status is AttemptStatus.BUDGET_EXHAUSTED and not self._is_evidence(a))
             for a in attempts
         )
+
+
+def _could_show(rule: Rule, attempt: Attempt) -> bool:
+    """Return whether an attempt could have shown the event or the score of a rule."""
+    if not attempt.finished:
+        return False
+    if rule.event is not None:
+        return events.could_show(attempt, rule.event)
+    return isinstance(attempt.scores.get(rule.metric or ""), Score)
 
 
 def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
@@ -473,8 +532,8 @@ def _why_nothing(scope: _RuleScope, left_out: int, silent: int, reasons: Abstrac
     results, rule, defense = scope.results, scope.rule, scope.defense
     wanted, known = scope.wanted, scope.known
     unknown = [name for name in wanted if name not in known]
-    attempts = [a for a in results.attempts if a.defense == defense and a.attack in wanted]
-    metrics = sorted({name for a in results.attempts for name in a.scores})
+    attempts = [a for a in scope.mine if a.attack in wanted]
+    metrics = [] if rule.metric is None else sorted({name for a in results.attempts for name in a.scores})
     if not results.steps:
         return "no client step was audited"
     if not any(usable(step) for step in results.steps):

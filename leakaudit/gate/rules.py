@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.evidence import Evidence, gather
+from leakaudit.gate.evidence import Evidence, Index, gather
 from leakaudit.gate.floors import below
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
@@ -29,7 +29,12 @@ class Gaps:
 
 
 def judge_rules(
-    results: Results, policy: Policy, shipped_as: str, gaps: Gaps, reference: Reference = ABSENT
+    results: Results,
+    policy: Policy,
+    shipped_as: str,
+    gaps: Gaps,
+    reference: Reference = ABSENT,
+    index: Index | None = None,
 ) -> list[RuleVerdict]:
     """Judge every rule.
 
@@ -39,19 +44,29 @@ def judge_rules(
         shipped_as: the defence that stands for `shipped` in the rules.
         gaps: problems of the whole audit.
         reference: the baseline, for rules on the difference from it.
+        index: the attempts of `results`; None to group them here.
     """
+    index = index or Index(results)
     return [
         _judge(
-            results, policy, rule, shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense, gaps, reference
+            results,
+            policy,
+            rule,
+            shipped_as if rule.scope.defense == SHIPPED else rule.scope.defense,
+            gaps,
+            reference,
+            index,
         )
         for rule in policy.rules
     ]
 
 
-def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps, reference: Reference) -> RuleVerdict:
+def _judge(
+    results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps, reference: Reference, index: Index
+) -> RuleVerdict:
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
-    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
+    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers, index)
     confidence = policy.statistics.confidence
     if rule.versus_baseline is None:
         outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)

@@ -29,7 +29,9 @@ class Status(StrEnum):
 
 
 class _Verdict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
+    )
 
 
 class Worst(_Verdict):

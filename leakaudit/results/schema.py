@@ -136,7 +136,7 @@ class ResultsModel(BaseModel):
     So keys of a later version are left out. `load_results` refuses unknown keys in files of this version and before.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Score(ResultsModel):
@@ -692,4 +692,4 @@ class Results(ResultsModel):
     """`sha256:` over everything else in the file, which shows that the file was not changed. It guards against accidents, but not against
     somebody who computes it again; to prevent that, sign the file. None in results before 1.2, and before `with_digest`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)

@@ -161,7 +161,7 @@ def test_every_output_shows_both_rates_and_the_margin() -> None:
     assert failure is not None
     sarif = json.loads(Path("s.json").read_text())["runs"][0]
     described = {rule["id"]: rule["shortDescription"]["text"] for rule in sarif["tool"]["driver"]["rules"]}
-    assert "at most 10 points more than in the baseline" in described["no-worse"]
+    assert "allowed: +10 points" in described["no-worse"]
     made = run("report", "new", "--policy", "rules/policy.yaml")
     page = Path(made.stdout.strip()).read_text()
     for text in ("30 of 60, baseline 3 of 60", "+10 points", "run run-1, sha256:", "this audit"):

@@ -306,9 +306,12 @@ def _binds(node: ast.Assign, name: str) -> bool:
 
 
 def _public(tree: ast.Module) -> set[str]:
-    """Return the names that a package's `__init__` imports or defines."""
+    """Return the names that a package's `__init__` imports or defines.
+
+    A name that is imported when it is asked for is imported for the type checker as well.
+    """
     found = set()
-    for node in tree.body:
+    for node in [*tree.body, *(below for test in tree.body if isinstance(test, ast.If) for below in test.body)]:
         if isinstance(node, ast.ImportFrom) and _ours(str(node.module)):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

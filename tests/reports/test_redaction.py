@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import json
 import random
 import re
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import quote
 
 import pytest
 from pydantic import BaseModel
@@ -33,6 +30,7 @@ from leakaudit.results.schema import (
     VerificationStatus,
 )
 from tests.support.factories import NOW, attempt, journal_entry, policy, results, step, with_scores
+from tests.support.spellings import spellings
 
 CANARIES = ["Zwetschgenkuchen", "Ærøskøbing-7", "+49 171 5550199", 'q"uo<te>&tail', "квартира"]
 NAMES = ["Borreliosis-canary", "Tetanus-canary"]
@@ -59,24 +57,6 @@ def audited(guess: list[str] | None = None) -> tuple[Results, list[JournalEntry]
 def redacted(mode: TextMode, **extra: Any) -> RedactedResult:
     found, entries = audited()
     return redact(found, entries, gate.evaluate(found, policy(), now=NOW), mode, environ={}, **extra)
-
-
-def spellings(text: str) -> set[str]:
-    """Return the ways in which `text` could hide in a file."""
-    raw = text.encode()
-    coded = {base64.b64encode(raw[shift:]).decode()[4:-4] for shift in range(3)} if len(raw) > 14 else set()
-    return coded | {
-        text,
-        text.lower(),
-        text[::-1],
-        html.escape(text),
-        "".join(f"&#{ord(char)};" for char in text),
-        json.dumps(text)[1:-1],
-        repr(text)[1:-1],
-        quote(text),
-        raw.hex(),
-        ",".join(str(byte) for byte in raw),
-    }
 
 
 @pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])

@@ -1,4 +1,4 @@
-"""Honest results of twenty steps, of which one leaks in one way.
+"""Honest results of six steps, of which one leaks in one way.
 
 The gate must never pass them, however they are edited.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from leakaudit.results.schema import Attempt, Measured, Results, Score, StepRecord, VerificationStatus
 from tests.support.factories import attempt, of_sequences, policy, results, sequence, step, unguessed, with_scores
 
-STEPS = 20
-LEAKS = 7
+STEPS = 6
+LEAKS = 3
 """Number of the step that leaks."""
 POLICY = {"evidence": {"min_steps": 5, "max_error_share": 0.9, "max_censored": 0.9}}
 """A floor so low that only the leak itself keeps the audit from passing."""
