@@ -22,6 +22,8 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
+from leakaudit.gate.policy_source import PolicySource
+from leakaudit.gate.subject import Claim
 from leakaudit.gate.verdict import Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.saved_trend import load_trend
@@ -32,6 +34,7 @@ from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.strips import strip_in_words, strip_runs
 from leakaudit.reports.wording import BANNERS, date_and_time, meaning, rounded
+from leakaudit.results.binding import read_binding
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import LENGTHS, TextMode
@@ -57,6 +60,7 @@ def write_report(
     now: datetime,
     policy: Policy | None = None,
     waivers: Waivers | None = None,
+    source: PolicySource | None = None,
     verdict: Verdict | None = None,
     output: Path | None = None,
     allow_full: bool = False,
@@ -70,6 +74,7 @@ def write_report(
         now: the time of judgement, with time zone; used only if no verdict is given.
         policy: the rules; the built-in policy if None.
         waivers: exceptions from it; None for none.
+        source: the commit of git that they were read from; None for files.
         verdict: the verdict, if it exists already; None to evaluate `policy`.
         output: the file; `run_dir/report.html` if None.
         allow_full: permits mode full even if the policy does not.
@@ -88,7 +93,8 @@ def write_report(
     results = load_results(run_dir / "results.json")
     if verdict is None:
         digest = hashlib.sha256(read_regular(run_dir / "results.json")).hexdigest()
-        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers)
+        claim = Claim(binding=read_binding(run_dir, results), source=source)
+        verdict = evaluate(results, policy, now=now, results_sha256=digest, waivers=waivers, claim=claim)
     redacted = redact(
         results,
         load_journal(run_dir / "journal.jsonl") if mode is TextMode.FULL else [],

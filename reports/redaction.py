@@ -189,7 +189,7 @@ def _public_results(results: Results, mode: TextMode) -> Results:
     run = public.run.model_copy(
         update={"command": clean_command(public.run.command), "environment": dict(sorted(environment.items()))}
     )
-    artifacts = tuple({"sha256": a["sha256"]} for a in public.subject.artifacts if "sha256" in a)  # names are private
+    artifacts = tuple(a.model_copy(update={"name": ""}) for a in public.subject.artifacts)  # names are private
     return public.model_copy(
         update={
             "run": run,

@@ -4,7 +4,7 @@ Only this package has attacks, defences, metrics and the truth together. The fol
 
     journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the results (`leakaudit.results/1.6`); `finish` writes them, verdict.json and report.html
+    results.json     the results (`leakaudit.results/1.7`); `finish` writes them, verdict.json and report.html
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import EntryBuilder
 from leakaudit.audit.own_loss import has_own_loss
 from leakaudit.audit.pairing import Pairing
+from leakaudit.audit.provenance import released_files
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
@@ -44,6 +45,7 @@ from leakaudit.errors import AnatomyError, SnapshotError
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.journal import JournalEntry
+from leakaudit.results.origin import Origin
 from leakaudit.results.schema import (
     AttemptStatus,
     Overhead,
@@ -77,6 +79,7 @@ class Audit:
         deaths: AttemptDeaths | None = None,
         pairing: Pairing | None = None,
         shard: SavedShard | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -93,6 +96,7 @@ class Audit:
             deaths: counts the processes that died during an attempt; None where nobody starts a new one.
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
             shard: what this audit is a part of; None for a whole audit.
+            origin: what is known when the run begins; an audit that is resumed keeps what its first process knew.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -108,7 +112,7 @@ class Audit:
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = Journal(folder / JOURNAL)
-        self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard)
+        self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard, origin=origin)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
         entries = EntryBuilder(config, tokenizer, self._state)
@@ -250,7 +254,8 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated)
+        released = released_files(self.config, self.folder, self._state.saved.origin)
+        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, released)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

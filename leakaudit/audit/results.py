@@ -18,6 +18,7 @@ from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
 from leakaudit.registry import attacks as attack_registry
+from leakaudit.results.artifacts import Found
 from leakaudit.results.as_sent import AS_SENT, SENT_ENTRY
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
@@ -62,6 +63,8 @@ class RunEnd:
     """Whether the audit was stopped before its end."""
     simulated: bool = False
     """Whether no training run made the steps."""
+    released: Found = field(default_factory=Found)
+    """The files that the configuration names as made by the run."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class ResultsBuilder:
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
         results = Results(
             run=self._run(saved, end, device),
-            subject=saved.subject,
+            subject=saved.subject.model_copy(update={"artifacts": end.released.artifacts}),
             threat_model=_threat_model(self.config.server, granted),
             regime=saved.regime,
             steps=tuple(
@@ -114,7 +117,7 @@ class ResultsBuilder:
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )
-        return with_digest(results)
+        return with_digest(saved.origin.within(results))
 
     def _run(self, saved: SavedState, end: RunEnd, device: torch.device) -> RunInfo:
         return RunInfo(
@@ -139,6 +142,7 @@ class ResultsBuilder:
             *((f"step {number_of(step)}", why) for step, why in saved.lost.items()),
             *((f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()),
             *((f"{counted(number, 'step')} that should have been kept", why) for number, why in end.not_kept),
+            *((f"the artefact {name}", why) for name, why in end.released.not_named),
             *_servers_not_tested(self.config.server),
             *NEVER_TESTED,
         )

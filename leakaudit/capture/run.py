@@ -20,6 +20,7 @@ from leakaudit.capture.fitness import left_out_in_words
 from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
+from leakaudit.capture.origin import origin_of_training
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS
 from leakaudit.capture.recording.recorder import Recorder
@@ -107,7 +108,8 @@ class AuditRun:
         description = RunDescription.of(config, trainer, model, recipe)
         place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and trainer.writes:
-            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, training_command())
+            origin = origin_of_training(config, model)
+            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, training_command(), origin)
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

@@ -15,6 +15,7 @@ import click
 
 from leakaudit.cli import (
     baseline,
+    bind,
     catalogue,
     compare,
     doctor,
@@ -49,6 +50,7 @@ for command in (
     run.run,
     report.report,
     gate.gate,
+    bind.bind,
     export.export,
     index.index,
     doctor.doctor,

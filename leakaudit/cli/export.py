@@ -33,13 +33,18 @@ def model_card(run_dir: Path, policy: Path | None, output: Path | None) -> None:
 
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.subject import Claim
     from leakaudit.plugins.names import names_for
     from leakaudit.reports import outputs
+    from leakaudit.results.binding import read_binding
     from leakaudit.results.files import read_results
 
     results, sha256 = read_results(run_dir)
     rules = load_policy(policy, names_for(results)) if policy else default_policy()
-    text = outputs.model_card(results, evaluate(results, rules, now=datetime.now(UTC), results_sha256=sha256))
+    claim = Claim(binding=read_binding(run_dir if run_dir.is_dir() else run_dir.parent, results))
+    text = outputs.model_card(
+        results, evaluate(results, rules, now=datetime.now(UTC), results_sha256=sha256, claim=claim)
+    )
     if output is None:
         click.echo(text, nl=False)
         return

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import EXISTING, clear_errors
-from leakaudit.cli.gate_outputs import Outputs, with_outputs, write_outputs
+from leakaudit.cli.common import EXISTING, REF_HELP, clear_errors
+from leakaudit.cli.gate_outputs import Outputs, read_artifacts, with_outputs, write_outputs
 from leakaudit.errors import ResultsError
 from leakaudit.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.results.schema import Artifact
 
 
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
 @click.argument("run_dir", type=EXISTING)
 @click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one.")
+@click.option("--policy-ref", metavar="REF", help=REF_HELP)
 @click.option("--waivers", type=EXISTING, help="YAML file of exceptions from the policy, each with an end.")
 @click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
 @click.option(
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 def gate(
     run_dir: Path,
     policy: Path | None,
+    policy_ref: str | None,
     waivers: Path | None,
     at: str | None,
     allow: str | None,
@@ -58,20 +62,24 @@ def gate(
         raise click.UsageError("--at rehearses a judgement, and --attestation records one: choose one")
     from datetime import UTC, datetime
 
+    from leakaudit.gate.policy_source import PolicyFiles
+
     file = run_dir / "results.json" if run_dir.is_dir() else run_dir
     document = file.parent / "verdict.json"
     now = _time(at) if at else datetime.now(UTC)
-    verdict = _judged(file, document, policy, waivers, now)
+    files = PolicyFiles.of(policy, waivers, policy_ref)
+    released = read_artifacts(outputs, file.parent)
+    verdict = _judged(file, document, files, released, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
     _print_verdict(verdict, quiet=quiet, as_json=as_json)
-    written = write_outputs(verdict, policy, outputs)
+    written = write_outputs(verdict, files, released, outputs)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, document: Path, policy: Path | None, waivers: Path | None, now: datetime) -> Verdict:
+def _judged(file: Path, document: Path, files: PolicyFiles, released: tuple[Artifact, ...], now: datetime) -> Verdict:
     """Return the verdict on results; ERROR if they cannot be read.
 
     The verdict of an earlier call is removed first: it is not that of this one, whatever happens.
@@ -80,20 +88,21 @@ def _judged(file: Path, document: Path, policy: Path | None, waivers: Path | Non
         ConfigError: the policy or the waivers cannot be read.
     """
     from leakaudit.gate.evaluate import evaluate, unreadable
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import load_waivers
+    from leakaudit.gate.subject import Claim
     from leakaudit.plugins.names import names_for
+    from leakaudit.results.binding import read_binding
     from leakaudit.results.files import read_results
 
-    exceptions = load_waivers(waivers) if waivers else None
+    exceptions = files.load_waivers()
     with suppress(OSError):
         document.unlink()
     try:
         results, sha256 = read_results(file)
+        claim = Claim(released, read_binding(file.parent, results), files.source)
     except ResultsError as error:
-        return unreadable(str(error), load_policy(policy) if policy else default_policy(), now=now)
-    rules = load_policy(policy, names_for(results)) if policy else default_policy()
-    return evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions)
+        return unreadable(str(error), files.load_policy(), now=now)
+    rules = files.load_policy(names_for(results))
+    return evaluate(results, rules, now=now, results_sha256=sha256, waivers=exceptions, claim=claim)
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:

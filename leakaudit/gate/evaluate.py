@@ -27,6 +27,7 @@ from leakaudit.gate.evidence import usable
 from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.requirements import unmet
 from leakaudit.gate.rules import Gaps, judge_rules
+from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, waived
 from leakaudit.gate.wording import ended
@@ -47,6 +48,7 @@ def evaluate(
     now: datetime,
     results_sha256: str | None = None,
     waivers: Waivers | None = None,
+    claim: Claim = NO_CLAIM,
 ) -> Verdict:
     """Apply `policy` to `results`.
 
@@ -60,21 +62,25 @@ def evaluate(
         now: the time of judgement, with time zone.
         results_sha256: digest of the file that `results` were read from; the verdict records it.
         waivers: exceptions; None for none.
+        claim: what the caller says that the results are about.
 
     Returns:
-        The verdict; ERROR if the results contradict themselves.
+        The verdict; ERROR if the results contradict themselves, or are about another artefact than the caller says.
     """
     problems = (*contradictions(results), *_from_the_future(results, now))
-    if problems:
-        return _error(policy, now, problems, results, results_sha256=results_sha256)
+    bound = judge_subject(results, policy, claim)
+    if problems or bound.problems:
+        found = (*problems, *bound.problems)
+        return bound.in_verdict(_error(policy, now, found, results, results_sha256=results_sha256))
     controls = judge_controls(results, policy)
     age, age_gap = judge_age(results, policy, now)
     gaps = _gaps(controls, age_gap, results, policy)
+    gaps = Gaps((*gaps.sentences, *bound.gaps), gaps.broken)
     rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now)
     overall, deciding = _overall(rules, gaps)
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
-    return Verdict(
+    verdict = Verdict(
         **_origin(results, policy, now, results_sha256),
         verdict=overall,
         exit_code=overall.exit_code,
@@ -87,6 +93,7 @@ def evaluate(
                 *deciding.reasons,
                 *_of_another_defence(results, policy),
                 *_interruption(results),
+                *bound.sentences,
             ]
         ),
         deciding_rule=deciding.id,
@@ -103,6 +110,7 @@ def evaluate(
         waivers_digest="" if waivers is None else waivers.digest,
         problems=(),
     )
+    return bound.in_verdict(verdict)
 
 
 def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:

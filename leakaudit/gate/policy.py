@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
-from leakaudit.config.strict_yaml import problem_at, read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, problem_at
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
 from leakaudit.plugins import names as plugin_names
@@ -129,6 +129,24 @@ class Requirements(_Policy):
     """Least share of the audited steps whose update was verified."""
 
 
+class SubjectPolicy(_Policy):
+    """What the audit must be bound to, so that a rule can pass.
+
+    Each key may be left out.
+    """
+
+    require_artifact_digest: bool = False
+    """Whether the run, or `leakaudit bind`, must name the files that it made, with their digests."""
+    require_clean_tree: bool = False
+    """Whether git must have known the commit of the code, without changes, when the run began."""
+    require_policy_of_run: bool = False
+    """Whether the policy must be the one that the run began with."""
+    data: str = ""
+    """Name that the run must give its data set (`data_name`); empty for any."""
+    base_model: Annotated[str, Field(pattern=r"^(|sha256:[0-9a-f]{64}|hub:\S+@[0-9a-f]{40})$")] = ""
+    """The weights that training must begin with: `sha256:` and a digest, or `hub:NAME@REVISION`; empty for any."""
+
+
 class Scope(_Policy):
     """The attempts that a rule looks at."""
 
@@ -233,6 +251,10 @@ class ReportPolicy(_Policy):
     """Largest number of sequences that the report shows in detail, worst first."""
 
 
+_LATER: dict[str, _Policy] = {"subject": SubjectPolicy()}
+"""Section of a policy that the first version did not have -> its content if nothing is written."""
+
+
 class Policy(_Policy):
     """The rules that an audit must satisfy.
 
@@ -253,6 +275,8 @@ class Policy(_Policy):
     """Confidence of the bounds."""
     requires: Requirements = Requirements()
     """What the audit must have tried, so that a rule can pass."""
+    subject: SubjectPolicy = SubjectPolicy()
+    """What the audit must be bound to, so that a rule can pass."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
     report: ReportPolicy = ReportPolicy()
@@ -285,8 +309,15 @@ class Policy(_Policy):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the policy's content with its defaults, without comments and layout."""
-        plain = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the policy's content with its defaults, without comments and layout.
+
+        A section that came later counts only where it is used, so that a new version of leakaudit does not change the digest.
+        """
+        content = self.model_dump(mode="json", by_alias=True)
+        content = {
+            key: value for key, value in content.items() if key not in _LATER or getattr(self, key) != _LATER[key]
+        }
+        plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
@@ -300,7 +331,12 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
     Raises:
         ConfigError: the message names every problem with file, line and what to write instead.
     """
-    return read_yaml(path, Policy, check=None if names is None else lambda policy: _unknown_names(policy, names))
+    return parse_policy(read_text(path), str(path), names)
+
+
+def parse_policy(text: str, source: str, names: plugin_names.Names | None = None) -> Policy:
+    """Read a policy from text; see `load_policy`. Messages call the text `source`."""
+    return parse_yaml(text, Policy, source, None if names is None else lambda policy: _unknown_names(policy, names))
 
 
 def _unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
@@ -356,14 +392,14 @@ def default_policy() -> Policy:
     )
 
 
-def rule_lines(path: Path) -> dict[str, int]:
-    """Return rule id -> line in a policy's file, counted from 1.
+def rule_lines(text: str) -> dict[str, int]:
+    """Return rule id -> line in the text of a policy, counted from 1.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the text is no YAML.
     """
-    document = Document(str(path))
-    node = compose(read_text(path), str(path))
+    document = Document("policy")
+    node = compose(text, "policy")
     data = None if node is None else document.build(node, (), 0)
     rules = data.get("rules", []) if isinstance(data, dict) else []
     return {

@@ -14,7 +14,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from leakaudit.config.strict_yaml import read_yaml
+from leakaudit.config.strict_yaml import parse_yaml
+from leakaudit.config.yaml_document import read_text
 from leakaudit.gate.policy import ANY, SHIPPED, RuleId
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
 from leakaudit.gate.wording import percent
@@ -111,7 +112,12 @@ def load_waivers(path: Path) -> Waivers:
     Raises:
         ConfigError: one line for each problem, with the line of the file.
     """
-    return read_yaml(path, Waivers)
+    return parse_waivers(read_text(path), str(path))
+
+
+def parse_waivers(text: str, source: str) -> Waivers:
+    """Read waivers from text; see `load_waivers`. Messages call the text `source`."""
+    return parse_yaml(text, Waivers, source)
 
 
 def waived(

@@ -96,7 +96,7 @@ def _version(schema: str) -> tuple[int, int] | None:
     return (int(major), int(minor)) if dot and known else None
 
 
-OWN_VERSION = (1, 6)
+OWN_VERSION = (1, 7)
 
 
 _DIGEST_SINCE = (1, 2)

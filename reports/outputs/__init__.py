@@ -3,7 +3,6 @@
 Each module turns a `Verdict` into one text. None of them holds training text: a verdict has ids, counts and digests only.
 """
 
-from leakaudit.reports.outputs.artifacts import Artifact, artifact_name, artifact_of
 from leakaudit.reports.outputs.attestation import attestation
 from leakaudit.reports.outputs.cyclonedx import cyclonedx
 from leakaudit.reports.outputs.github import badge, job_outputs, workflow_commands
@@ -13,9 +12,6 @@ from leakaudit.reports.outputs.model_card import model_card
 from leakaudit.reports.outputs.sarif import sarif
 
 __all__ = [
-    "Artifact",
-    "artifact_name",
-    "artifact_of",
     "attestation",
     "badge",
     "cyclonedx",

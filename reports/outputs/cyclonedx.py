@@ -10,9 +10,9 @@ from typing import Any
 from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.outputs.artifacts import Artifact
 from leakaudit.reports.outputs.markdown import NEXT
 from leakaudit.reports.wording import meaning
+from leakaudit.results.schema import Artifact
 
 SPECIFICATION = "1.6"
 """Version of CycloneDX."""

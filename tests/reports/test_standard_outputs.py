@@ -21,12 +21,12 @@ from leakaudit.cli.gate import gate as gate_command
 from leakaudit.gate.evaluate import unreadable
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports import outputs
-from leakaudit.reports.outputs import Artifact
 from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.schema import Artifact
 from tests.reports.test_outputs import HOSTILE, SITUATIONS, hostile, verdict_of
 from tests.support.factories import NOW, policy
 
-WEIGHTS = Artifact("out/model.safetensors", hashlib.sha256(b"weights").hexdigest())
+WEIGHTS = Artifact(name="out/model.safetensors", sha256=hashlib.sha256(b"weights").hexdigest())
 POLICY = (
     "schema: leakaudit.policy/1\nname: clinic\nrules:\n"
     "  - id: rate\n    event: exact_sentence\n    max_rate: 0.05\n"
@@ -196,7 +196,7 @@ def test_what_was_not_decided_is_marked_as_such() -> None:
 def test_each_artefact_is_a_model_with_the_verdict_in_its_card(name: str) -> None:
     """Figures of every rule with evidence, and a risk for each that is open."""
     verdict = named(name)
-    twin = Artifact("copy.safetensors", WEIGHTS.sha256)
+    twin = Artifact(name="copy.safetensors", sha256=WEIGHTS.sha256)
     found = bill(verdict, WEIGHTS, twin)
     assert [one["name"] for one in found["components"]] == [WEIGHTS.name, twin.name]
     for one in found["components"]:

@@ -37,9 +37,9 @@ def test_results_survive_their_own_json(tmp_path: Path) -> None:
 
 def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Path) -> None:
     """1.x only adds keys; 2.0 may mean something else."""
-    data = to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.7", "news": 1}
+    data = to_json(audit(1, 2)) | {"schema": "leakaudit.results/1.8", "news": 1}
     data["digest"] = digest_of(data)
-    assert load_results(save(tmp_path / "results.json", data)).schema_ == "leakaudit.results/1.7"
+    assert load_results(save(tmp_path / "results.json", data)).schema_ == "leakaudit.results/1.8"
     with pytest.raises(ResultsError, match=r"schema leakaudit\.results/2\.0; this version reads .*1\.x\. Upgrade"):
         load_results(save(tmp_path / "results.json", data | {"schema": "leakaudit.results/2.0"}))
 
@@ -49,7 +49,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is not a leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.6: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.7: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -22,6 +22,7 @@ from leakaudit.capture.describe import RunDescription, declared_defenses
 from leakaudit.capture.fitness import Fit, left_out_in_words
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
+from leakaudit.capture.origin import origin_of_training
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS
 from leakaudit.capture.recording.recorder import Recorder
@@ -90,7 +91,10 @@ class RoundAudit:
             RoundError: the folder holds an audit of rounds that this one does not belong to.
             SpoolError: the folder cannot be written.
         """
-        spool, place = join_or_allocate(config.out_dir.absolute(), config, trainer.tokenizer, training_command())
+        origin = origin_of_training(config, model)
+        spool, place = join_or_allocate(
+            config.out_dir.absolute(), config, trainer.tokenizer, training_command(), origin
+        )
         spool.holds = True
         config = config.model_copy(update={"out_dir": place.folder})
         return cls(
