@@ -55,7 +55,9 @@ def artifact_of(path: Path, name: str = "") -> Artifact:
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Artifact(name=name or artifact_name(path), sha256=digest)
+    # a name that is no UTF-8 cannot stand in a document
+    shown = (name or artifact_name(path)).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return Artifact(name=shown, sha256=digest)
 
 
 def artifact_name(path: Path) -> str:

@@ -225,7 +225,7 @@ def test_hostile_text_stays_text(name: str) -> None:
 
     The names of files are hostile, too.
     """
-    verdict, odd = VERDICTS[name], Artifact(HOSTILE + "\udcff", WEIGHTS.sha256)
+    verdict, odd = VERDICTS[name], WEIGHTS.model_copy(update={"name": HOSTILE + "\udcff"})
     for made in (sarif_run(verdict, Path(HOSTILE)), statement(verdict, odd), bill(verdict, odd)):
         text = json.dumps(made, ensure_ascii=False)
         text.encode()
@@ -286,7 +286,6 @@ def test_evidence_that_cannot_be_read_reaches_every_output(run: Path) -> None:
     [
         (("--attestation", "a.json"), "name each with --artifact"),
         (("--cyclonedx", "a.json"), "name each with --artifact"),
-        (("--artifact", "model.bin"), "give one of them"),
         (("--attestation", "a.json", "--artifact", "model.bin", "--at", "2026-11-03"), "choose one"),
         (("--attestation", "a.json", "--artifact", "missing.bin"), "does not exist"),
         (
