@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from leakaudit.gate.verdict import ControlVerdict, RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, policy_changed
 
 ALLOWED = "undecided, which the caller allows"
 """Why a test is skipped."""
@@ -56,6 +56,7 @@ def _properties(suite: ElementTree.Element, verdict: Verdict) -> None:
         "meaning": meaning(verdict),
         "run": verdict.run,
         "policy digest": verdict.policy_digest,
+        "policy changed since the run began": policy_changed(verdict),
         "results digest": verdict.results_digest or verdict.results_sha256 or "",
         "valid until": verdict.valid_until or "",
     }

@@ -1,4 +1,4 @@
-"""What a verdict is about: artefacts, the policy of the run, code, data and base model.
+"""What a verdict is about: artefacts, policy of the run, code, data, base model.
 
 The results are synthetic, so that each test takes milliseconds.
 """
@@ -33,7 +33,7 @@ LOOSER = POLICY.replace("0.05", "0.5")
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Judge the results of the factories two hours after they were made, in a folder of the test."""
+    """Judge two hours after the results were made, in a folder of the test."""
     judged = gate.evaluate
     monkeypatch.setattr(gate, "evaluate", lambda found, rules, **given: judged(found, rules, **given | {"now": NOW}))
     monkeypatch.chdir(tmp_path)
@@ -191,7 +191,7 @@ def test_the_audits_own_folder_is_no_artefact() -> None:
 
 
 def test_a_policy_that_was_changed_after_the_run_began_is_named() -> None:
-    """The verdict stays, in words and as a key, unless the policy asks for the first one."""
+    """In words and as a key; the verdict stays unless the policy says otherwise."""
     written(taken())
     found = verdict("--policy", policy(LOOSER), code=0)
     assert found["policy_changed"] is True and found["policy_of_run"] != found["policy_digest"]
@@ -337,7 +337,7 @@ def test_a_ref_outside_a_repository_is_a_usage_error() -> None:
 
 
 def test_the_base_model_has_a_digest_or_a_revision_and_no_path(tmp_path: Path) -> None:
-    """A path on this machine is private; a name on a hub says something only with its revision."""
+    """A path is private, and a name on a hub says little without its revision."""
 
     class Config:
         _name_or_path = "org/base"
