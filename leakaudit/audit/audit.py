@@ -30,7 +30,6 @@ from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import EntryBuilder
 from leakaudit.audit.own_loss import has_own_loss
 from leakaudit.audit.pairing import Pairing
-from leakaudit.audit.provenance import released_files
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.scoring.score import applied_metrics
@@ -96,7 +95,7 @@ class Audit:
             deaths: counts the processes that died during an attempt; None where nobody starts a new one.
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
             shard: what this audit is a part of; None for a whole audit.
-            origin: what is known when the run begins; an audit that is resumed keeps what its first process knew.
+            origin: what is known when the run begins; a resumed audit keeps the first one.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -222,7 +221,9 @@ class Audit:
 
     def results_so_far(self) -> Results:
         """Return the results of the finished attempts; nothing is written."""
-        return self._results.build(self._state.saved, self._journal.entries, RunEnd(simulated=True), self.device)
+        return self._results.build(
+            self._state.saved, self._journal.entries, RunEnd(simulated=True, final=False), self.device
+        )
 
     def finish(
         self,
@@ -254,8 +255,7 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        released = released_files(self.config, self.folder, self._state.saved.origin)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, released)
+        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

@@ -122,7 +122,7 @@ def test_hostile_text_has_no_effect_in_any_output() -> None:
             or "problem" in line
             or "evidence" in line
         )
-    assert len(outputs.job_outputs(verdict).splitlines()) == 5
+    assert len(outputs.job_outputs(verdict).splitlines()) == 6
 
 
 def test_a_badge_is_red_where_texts_came_back() -> None:
