@@ -163,8 +163,7 @@ class Audit:
     def step(self, snapshot: Snapshot, others_wait: Callable[[], bool] = lambda: False) -> bool:
         """Verify one snapshot, run its unfinished attempts, then its control.
 
-        Quick attacks come first. If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does
-        not disturb training.
+        Quick attacks come first. If the GPU runs out of memory, this step and all later ones are audited on the CPU.
 
         Args:
             snapshot: the step.
@@ -221,9 +220,7 @@ class Audit:
 
     def results_so_far(self) -> Results:
         """Return the results of the finished attempts; nothing is written."""
-        return self._results.build(
-            self._state.saved, self._journal.entries, RunEnd(simulated=True, final=False), self.device
-        )
+        return self._results.build(self._state.saved, self._journal.entries, RunEnd(simulated=True), self.device)
 
     def finish(
         self,
@@ -255,7 +252,7 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated)
+        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, final=True)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

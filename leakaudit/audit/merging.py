@@ -154,6 +154,7 @@ def merge(shards: Shards, out: Path, *, partial: bool, policy: Path | None) -> R
         total_steps=first.total,
         interrupted=bool(shards.unfinished),
         simulated=True,
+        final=True,
     )
     with run_folder(out, Unfinished(battery.digest, "", len(entries)), False):
         results = builder.build(saved, entries, end, torch.device("cpu"))

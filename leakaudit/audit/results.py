@@ -64,7 +64,7 @@ class RunEnd:
     """Whether the audit was stopped before its end."""
     simulated: bool = False
     """Whether no training run made the steps."""
-    final: bool = True
+    final: bool = False
     """Whether the files that the run made are looked for now."""
 
 

@@ -108,8 +108,8 @@ class AuditRun:
         description = RunDescription.of(config, trainer, model, recipe)
         place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and trainer.writes:
-            origin = origin_of_training(config, model)
-            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, training_command(), origin)
+            begun = training_command(), origin_of_training(config, model)
+            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, *begun)
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

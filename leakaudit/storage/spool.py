@@ -114,9 +114,7 @@ class Spool:
         """
         spool = cls(root)
         spool.config = config
-        if config.encrypt_to:
-            left_to_others = config.schedule == "deferred" and config.at_end == "leave"
-            spool.keys = EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others)
+        spool.keys = _keys_of(config)
         check_out_dir(root.parent)
         try:
             _make_folder(root)
@@ -337,6 +335,16 @@ class Spool:
             _remove_half_written(self.root.parent, LEFT_BY_AUDIT)
             _remove_half_written(self.root, (STARTED, DEATHS))
             yield
+
+
+def _keys_of(config: AuditConfig) -> EncryptionKeys | None:
+    """Return the keys to which snapshots are encrypted; None if they are not.
+
+    Raises:
+        ConfigError: a key is invalid or the extra is not installed.
+    """
+    left_to_others = config.schedule == "deferred" and config.at_end == "leave"
+    return EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others) if config.encrypt_to else None
 
 
 def _make_folder(root: Path) -> None:

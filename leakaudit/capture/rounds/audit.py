@@ -91,10 +91,8 @@ class RoundAudit:
             RoundError: the folder holds an audit of rounds that this one does not belong to.
             SpoolError: the folder cannot be written.
         """
-        origin = origin_of_training(config, model)
-        spool, place = join_or_allocate(
-            config.out_dir.absolute(), config, trainer.tokenizer, training_command(), origin
-        )
+        begun = training_command(), origin_of_training(config, model)
+        spool, place = join_or_allocate(config.out_dir.absolute(), config, trainer.tokenizer, *begun)
         spool.holds = True
         config = config.model_copy(update={"out_dir": place.folder})
         return cls(
