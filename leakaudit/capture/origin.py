@@ -6,13 +6,14 @@ from torch import nn
 
 from leakaudit.capture.refusals import policy_of
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.invocation import training_command
 from leakaudit.gate.origin import origin_of
 from leakaudit.models.base_weights import base_of_config
 from leakaudit.results.origin import Origin
 
 
-def origin_of_training(config: AuditConfig, model: nn.Module) -> Origin:
-    """Return what is known of a training that begins in the working folder.
+def beginning_of(config: AuditConfig, model: nn.Module) -> tuple[str, Origin]:
+    """Return how a training was started, and what is known as it begins.
 
     Args:
         config: the audit's configuration.
@@ -23,4 +24,4 @@ def origin_of_training(config: AuditConfig, model: nn.Module) -> Origin:
     """
     base = base_of_config(getattr(model, "config", None))
     origin = origin_of(policy_of(config), config.out_dir, data=config.data_name, base_model=base)
-    return origin.model_copy(update={"of_training": True})
+    return training_command(), origin.model_copy(update={"of_training": True})
