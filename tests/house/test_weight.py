@@ -131,7 +131,19 @@ def test_a_missing_part_is_one_sentence_with_what_to_type(words: list[str], ligh
 
 def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tmp_path: Path) -> None:
     """A new command belongs to one of the two lists."""
-    works = {"baseline", "compare", "export", "gate", "history", "index", "nightly", "preflight", "report", "schema"}
+    works = {
+        "baseline",
+        "bind",
+        "compare",
+        "export",
+        "gate",
+        "history",
+        "index",
+        "nightly",
+        "preflight",
+        "report",
+        "schema",
+    }
     assert isinstance(main, click.Group)
     assert {*main.commands} == works | {words[0] for words in NEED_AUDIT}
 
