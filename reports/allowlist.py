@@ -53,10 +53,15 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "environment",
             "interrupted",
             "simulated",
+            "policy",
         }
     ),
     scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s", "slow"}),
-    scores.Subject: frozenset({"model", "config_digest", "parameters", "code_commit", "code_dirty", "artifacts"}),
+    scores.TakenPolicy: frozenset({"name", "digest", "taken_at"}),
+    scores.Subject: frozenset(
+        {"model", "config_digest", "parameters", "code_commit", "code_dirty", "base_model", "data", "artifacts"}
+    ),
+    scores.Artifact: frozenset({"name", "sha256"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
     scores.Regime: frozenset(
         {

@@ -20,6 +20,7 @@ from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.regression import ABSENT, Reference
+from leakaudit.gate.subject import NO_CLAIM, Claim
 from leakaudit.gate.verdict import Verdict, to_json
 from leakaudit.gate.waivers import Waivers
 from leakaudit.reports import outputs
@@ -28,6 +29,7 @@ from leakaudit.reports.outputs.cyclonedx import LIMITS
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import cleaned, redact
 from leakaudit.reports.wording import date_and_time, meaning
+from leakaudit.results.binding import SUBJECT
 from leakaudit.results.files import to_json as results_to_json
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import Results, TextMode
@@ -52,6 +54,7 @@ CARD = "model-card.md"
 MEMBERS = {
     README: "this text",
     ANNEX: "clauses of regulations and standards: what was tested for each, the result with its bound, what was not tested",
+    SUBJECT: "the files that the run made, with their digests",
     BASELINE: "the audit that this one is compared with: counts and keyed marks",
     CARD: "ten lines for the card of the model",
     IMPORTED: "what another auditor found in the trained model: counts and digests, without its texts",
@@ -91,6 +94,9 @@ class Evidence:
     reference: Reference = ABSENT
     baseline_text: bytes | None = None
     """Bytes of the baseline's file."""
+    claim: Claim = NO_CLAIM
+    subject_text: bytes | None = None
+    """Bytes of `subject.json`."""
 
     @property
     def verdict(self) -> Verdict:
@@ -103,6 +109,7 @@ class Evidence:
             waivers=self.waivers,
             imported=self.imported,
             reference=self.reference,
+            claim=self.claim,
         )
         return found.allowing_inconclusive() if self.allowed else found
 
@@ -169,6 +176,7 @@ def members(
         VERSIONS: _json(_versions(evidence, verdict, mode, origin)),
         WAIVERS: evidence.waivers_text,
         BASELINE: evidence.baseline_text,
+        SUBJECT: evidence.subject_text,
     }
     found = {name: text.encode() if isinstance(text, str) else text for name, text in texts.items() if text is not None}
     found[README] = _readme(verdict, mode, [README, *found], origin).encode()

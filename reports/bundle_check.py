@@ -18,12 +18,15 @@ from leakaudit.errors import LeakAuditError
 from leakaudit.files.strict_json import parse_json, read_bounded, short
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy, parse_policy
+from leakaudit.gate.policy_source import PolicySource
 from leakaudit.gate.regression import ABSENT, NO_BASELINE, Reference
+from leakaudit.gate.subject import Claim
 from leakaudit.gate.verdict import Verdict, to_json
 from leakaudit.gate.waivers import parse_waivers
 from leakaudit.history.reference import reference_in
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle import Evidence
+from leakaudit.results.binding import parse_binding
 from leakaudit.results.consistency import moment
 from leakaudit.results.files import parse_results
 from leakaudit.results.schema import TextMode
@@ -175,6 +178,8 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
         reference = reference_in(held[name], results, policy) if name in held else _no_reference(policy)
+        name = bundle.SUBJECT
+        binding = parse_binding(held[name], name) if name in held else None
         name = bundle.VERDICT
         recorded = Verdict.model_validate(parse_json(held[name]))
     except ValidationError:
@@ -201,7 +206,14 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         imported=imported,
         reference=reference,
         baseline_text=held.get(bundle.BASELINE),
+        claim=Claim(binding=binding, source=_source(recorded)),
+        subject_text=held.get(bundle.SUBJECT),
     )
+
+
+def _source(recorded: Verdict) -> PolicySource | None:
+    """Return the commit that the policy is said to come from; nobody can check it here."""
+    return PolicySource(recorded.policy_ref, recorded.policy_commit) if recorded.policy_ref else None
 
 
 def _no_reference(policy: Policy) -> Reference:

@@ -141,3 +141,10 @@ def date_and_time(text: str) -> str:
 def short_digest(digest: str) -> str:
     """Return the first twelve hex digits of a digest."""
     return digest.rpartition(":")[2][:12]
+
+
+def policy_changed(verdict: Verdict) -> str:
+    """Say in a word whether the run began with another policy."""
+    if not verdict.policy_of_run:
+        return "unknown"
+    return "yes" if verdict.policy_changed else "no"

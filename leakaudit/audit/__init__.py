@@ -28,6 +28,7 @@ __all__ = [
     "own_loss",
     "pairing",
     "perplexity",
+    "provenance",
     "publish",
     "results",
     "rounds",

@@ -44,6 +44,7 @@ from leakaudit.errors import AnatomyError, SnapshotError
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.journal import JournalEntry
+from leakaudit.results.origin import Origin
 from leakaudit.results.schema import (
     AttemptStatus,
     Overhead,
@@ -77,6 +78,7 @@ class Audit:
         deaths: AttemptDeaths | None = None,
         pairing: Pairing | None = None,
         shard: SavedShard | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -93,6 +95,7 @@ class Audit:
             deaths: counts the processes that died during an attempt; None where nobody starts a new one.
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
             shard: what this audit is a part of; None for a whole audit.
+            origin: what is known when the run begins; a resumed audit keeps the first one.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -108,7 +111,7 @@ class Audit:
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = Journal(folder / JOURNAL)
-        self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard)
+        self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard, origin=origin)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
         entries = EntryBuilder(config, tokenizer, self._state)
@@ -160,8 +163,7 @@ class Audit:
     def step(self, snapshot: Snapshot, others_wait: Callable[[], bool] = lambda: False) -> bool:
         """Verify one snapshot, run its unfinished attempts, then its control.
 
-        Quick attacks come first. If the GPU runs out of memory, this step and all later ones are audited on the CPU. This is slow but does
-        not disturb training.
+        Quick attacks come first. If the GPU runs out of memory, this step and all later ones are audited on the CPU.
 
         Args:
             snapshot: the step.
@@ -250,7 +252,7 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated)
+        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, final=True)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

@@ -30,6 +30,7 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.origin import Origin
 from leakaudit.results.schema import Attempt, AttemptStatus, Battery, Results
 from leakaudit.results.wording import counted
 from leakaudit.storage.locks import is_folder_locked
@@ -153,6 +154,7 @@ def merge(shards: Shards, out: Path, *, partial: bool, policy: Path | None) -> R
         total_steps=first.total,
         interrupted=bool(shards.unfinished),
         simulated=True,
+        final=True,
     )
     with run_folder(out, Unfinished(battery.digest, "", len(entries)), False):
         results = builder.build(saved, entries, end, torch.device("cpu"))
@@ -173,9 +175,29 @@ def _differences(one: ShardFolder, other: ShardFolder) -> Iterator[str]:
         yield "model, data or options"
     if (a.shard.count, a.total) != (b.shard.count, b.total):
         yield "number of shards or of steps"
+    if a_and_b := _policies(one, other):
+        yield f"the policy when they began ({a_and_b})"
     keys = sorted(set(AuditConfig.model_fields) - {"out_dir"})
     yield from (f"`{key}`" for key in keys if getattr(a.config, key) != getattr(b.config, key))
     yield from (f"version of {name}" for name in SAME_VERSIONS if a.environment.get(name) != b.environment.get(name))
+
+
+def _policies(one: ShardFolder, other: ShardFolder) -> str:
+    """Return the digests of the policies of two shards; empty if they are the same."""
+    taken = [None if shard.saved.origin.policy is None else shard.saved.origin.policy.digest for shard in (one, other)]
+    return "" if taken[0] == taken[1] else " and ".join(str(digest or "not recorded") for digest in taken)
+
+
+def _first_origin(saved: Sequence[SavedState]) -> Origin:
+    """Return what was known when the first shard began.
+
+    The commit is that of all shards, or unknown.
+    """
+    origins = sorted((one.origin for one in saved), key=lambda one: "" if one.policy is None else one.policy.taken_at)
+    if len({one.code_commit for one in origins}) > 1:
+        return origins[0].model_copy(update={"code_commit": None, "code_dirty": None})
+    known = [one.code_dirty for one in origins]
+    return origins[0].model_copy(update={"code_dirty": None if None in known else any(known)})
 
 
 def _check_complete(shards: Shards, *, partial: bool) -> None:
@@ -212,6 +234,7 @@ def _joined_state(shards: Shards) -> SavedState:
         lost={step: why for one in saved for step, why in one.lost.items()},
         subject=next((one.subject for one in saved if one.subject is not None), None),
         regime=joined_regime(regimes) if regimes else None,
+        origin=_first_origin(saved),
     )
 
 

@@ -14,10 +14,12 @@ import torch
 from leakaudit import __version__
 from leakaudit.audit.attempt import PARTS_ONLY
 from leakaudit.audit.controls import counted_controls
+from leakaudit.audit.provenance import released_files
 from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
 from leakaudit.registry import attacks as attack_registry
+from leakaudit.results.artifacts import Found
 from leakaudit.results.as_sent import AS_SENT, SENT_ENTRY
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry
@@ -62,6 +64,8 @@ class RunEnd:
     """Whether the audit was stopped before its end."""
     simulated: bool = False
     """Whether no training run made the steps."""
+    final: bool = False
+    """Whether the files that the run made are looked for now."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,11 @@ class ResultsBuilder:
                 "was the run shorter than `first_step`, or was every snapshot skipped?"
             )
         attempts = tuple(_public(entry.attempt) for entry in entries)
+        released = released_files(self.config, self.folder, saved.origin) if end.final else Found()
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
         results = Results(
             run=self._run(saved, end, device),
-            subject=saved.subject,
+            subject=saved.subject.model_copy(update={"artifacts": released.artifacts}),
             threat_model=threat_model_of(self.config.server, granted),
             regime=saved.regime,
             steps=tuple(
@@ -109,12 +114,12 @@ class ResultsBuilder:
             attempts=attempts,
             summaries=summarise(attempts, seeds_of(saved.steps)),
             controls=counted_controls(saved.controls, self.config.controls),
-            coverage=self._coverage(saved, entries, end),
+            coverage=self._coverage(saved, entries, end, released),
             overhead=end.overhead,
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )
-        return with_digest(results)
+        return with_digest(saved.origin.within(results))
 
     def _run(self, saved: SavedState, end: RunEnd, device: torch.device) -> RunInfo:
         return RunInfo(
@@ -132,13 +137,14 @@ class ResultsBuilder:
             pairing=self.pairing,
         )
 
-    def _coverage(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd) -> Coverage:
+    def _coverage(self, saved: SavedState, entries: Sequence[JournalEntry], end: RunEnd, released: Found) -> Coverage:
         ran = {spec.name for spec in self.config.attacks}
         partly = Counter(e.attempt.attack for e in entries if e.attempt.reason == PARTS_ONLY.reason)
         not_tested = (
             *((f"step {number_of(step)}", why) for step, why in saved.lost.items()),
             *((f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()),
             *((f"{counted(number, 'step')} that should have been kept", why) for number, why in end.not_kept),
+            *((f"the artefact {name}", why) for name, why in released.not_named),
             *_servers_not_tested(self.config.server),
             *NEVER_TESTED,
         )

@@ -75,6 +75,7 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         command=audit_file.command,
         key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
         deaths=spool.queue.attempts,
+        origin=audit_file.origin,
     )
     write_battery(spool.root, audit.battery)
     return audit

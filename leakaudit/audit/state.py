@@ -24,6 +24,7 @@ from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line, write_atomic
 from leakaudit.files.regular_files import read_regular
 from leakaudit.results.journal import JournalEntry, load_journal
+from leakaudit.results.origin import Origin
 from leakaudit.results.schema import Attempt, Kind, Regime, StepRecord, Subject
 
 JOURNAL, STATE = "journal.jsonl", "state.json"
@@ -98,6 +99,8 @@ class SavedState(BaseModel):
     regime: Regime | None = None
     shard: SavedShard | None = None
     """The shard that this audit is; None for a whole audit."""
+    origin: Origin = Origin()
+    """What was known when the run began."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,14 @@ class AuditState:
     """The saved state of one audit, and its key for hashes of private text."""
 
     def __init__(
-        self, folder: Path, battery: str, *, key: bytes | None = None, source: str = "", shard: SavedShard | None = None
+        self,
+        folder: Path,
+        battery: str,
+        *,
+        key: bytes | None = None,
+        source: str = "",
+        shard: SavedShard | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Load the state in a folder, or create it.
 
@@ -234,6 +244,7 @@ class AuditState:
                 audit has finished.
             source: digest of the audited model and data, if known.
             shard: what a new audit is a part of; None for a whole one.
+            origin: what is known when a new audit begins. An audit that is resumed keeps the first one.
 
         Raises:
             ResultsError: the state cannot be read, or belongs to another battery.
@@ -250,6 +261,7 @@ class AuditState:
             key=self._new_key(),
             source=source,
             shard=shard,
+            origin=origin or Origin(),
         )
         self.save()
 

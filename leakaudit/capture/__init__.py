@@ -21,6 +21,7 @@ __all__ = [
     "missed_steps",
     "notify",
     "observing",
+    "origin",
     "outcome",
     "plan",
     "processes",

@@ -30,7 +30,10 @@ def configuration(source: Source) -> AuditConfig:
     """
     if source is None:
         return for_tonight(AuditConfig())
-    return for_tonight(_of_mapping(source) if isinstance(source, Mapping) else load_config(source))
+    config = _of_mapping(source) if isinstance(source, Mapping) else load_config(source)
+    if config.artifacts:  # another process finds them, perhaps in another working folder
+        config = config.model_copy(update={"artifacts": tuple(path.absolute() for path in config.artifacts)})
+    return for_tonight(config)
 
 
 def _of_mapping(given: Mapping[str, Any]) -> AuditConfig:

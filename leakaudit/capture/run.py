@@ -20,6 +20,7 @@ from leakaudit.capture.fitness import left_out_in_words
 from leakaudit.capture.missed_steps import MissedSteps
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
+from leakaudit.capture.origin import beginning_of
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS
 from leakaudit.capture.recording.recorder import Recorder
@@ -31,7 +32,6 @@ from leakaudit.capture.unaudited import mark
 from leakaudit.capture.worker.process import SideProcess
 from leakaudit.client.snapshot import Manifest
 from leakaudit.config.audit import AuditConfig
-from leakaudit.config.invocation import training_command
 from leakaudit.errors import SpoolError
 from leakaudit.gate.early import red_lines
 from leakaudit.models.array_classifier import ArrayClassifier
@@ -107,7 +107,7 @@ class AuditRun:
         description = RunDescription.of(config, trainer, model, recipe)
         place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and trainer.writes:
-            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, training_command())
+            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, *beginning_of(config, model))
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:

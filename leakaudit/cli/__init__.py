@@ -21,6 +21,7 @@ __all__ = ["main"]
 _PLACES = {
     "attacks": "catalogue:attacks_command",
     "baseline": "baseline:baseline",
+    "bind": "bind:bind",
     "bundle": "bundle:bundle",
     "compare": "compare:compare",
     "defenses": "catalogue:defenses_command",

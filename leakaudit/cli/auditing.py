@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from leakaudit.config.audit import AuditConfig
     from leakaudit.config.shard import Shard
     from leakaudit.results.journal import JournalEntry
+    from leakaudit.results.origin import Origin
     from leakaudit.results.schema import Results
 
 
@@ -71,6 +72,10 @@ class Steps:
     """Whether the run has exactly these steps; if False, the number of its steps is unknown."""
     pairing: Pairing | None = None
     """Key of the marks by which another audit finds the same steps; None for no marks."""
+    origin: Origin | None = None
+    """What was known when the run began that made these steps; None if they are made now, or nothing was kept of it."""
+    base_model: str = ""
+    """The weights that the steps begin with; empty if unknown."""
     shard: Shard | None = None
     """The part of these steps that is audited; None for all."""
 
@@ -202,6 +207,7 @@ def run_audit(
             source=source,
             pairing=steps.pairing,
             shard=_saved_shard(config, steps, command, device),
+            origin=steps.origin or _origin_now(config, steps),
         )
         say(plan(len(steps.own), len(battery.attacks), len(battery.defenses), config.budget_s, stop.limit_s))
         say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")
@@ -280,6 +286,19 @@ def _source_of_all(config: AuditConfig, steps: Steps) -> str:
     """Return the digest that all shards of an audit have in common."""
     asked = (config.text.value, config.controls, str(config.sentence_model), str(config.entity_tagger), config.device)
     return hashlib.sha256(repr((steps.digest, *asked)).encode()).hexdigest()
+
+
+def _origin_now(config: AuditConfig, steps: Steps) -> Origin:
+    """Return what is known when an audit begins here.
+
+    Raises:
+        ConfigError: the policy cannot be read.
+    """
+    from leakaudit.gate.origin import origin_of
+    from leakaudit.gate.policy import default_policy, load_policy
+
+    policy = load_policy(config.policy) if config.policy else default_policy()
+    return origin_of(policy, config.out_dir, data=config.data_name, base_model=steps.base_model)
 
 
 def _saved_shard(config: AuditConfig, steps: Steps, command: str, device: torch.device) -> SavedShard | None:

@@ -62,6 +62,7 @@ def write(
     from leakaudit.files.private_files import write_atomic
     from leakaudit.files.regular_files import read_regular
     from leakaudit.reports import bundle as evidence
+    from leakaudit.results.binding import SUBJECT
     from leakaudit.results.journal import load_journal
     from leakaudit.results.schema import TextMode
 
@@ -70,20 +71,22 @@ def write(
     folder = run_dir if run_dir.is_dir() else run_dir.parent
     target = output or folder / f"{NAME}{'-' + evidence.FULL_TEXT if mode is TextMode.FULL else ''}.zip"
     if mode is TextMode.FULL:
-        _check_full(judged, by.policy, target)
+        _check_full(judged, by.files.policy, target)
     now, allowed = _time(at) if at else _judged_at(folder, judged)
     results, raw = evidence.shareable(judged.results, read_regular(folder / "results.json"), mode)
     given = evidence.Evidence(
         results=results,
         raw=raw,
         policy=judged.policy,
-        policy_text=by.policy.read_bytes() if by.policy else evidence.built_in_text(judged.policy),
+        policy_text=_bytes(by.files.policy_text()) or evidence.built_in_text(judged.policy),
         now=now,
         allowed=allowed,
         waivers=judged.waivers,
-        waivers_text=judged.waivers_file.read_bytes() if judged.waivers_file else None,
+        waivers_text=_bytes(by.files.waivers_text(judged.policy)),
         reference=judged.reference,
-        baseline_text=_baseline(judged),
+        baseline_text=_baseline(judged, by),
+        claim=judged.claim,
+        subject_text=(folder / SUBJECT).read_bytes() if judged.claim.binding else None,
         imported=judged.imported,
     )
     members = evidence.members(
@@ -100,7 +103,11 @@ def write(
     click.echo(str(target))
 
 
-def _baseline(judged: Judged) -> bytes | None:
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _baseline(judged: Judged, by: Yardstick) -> bytes | None:
     """Return the bytes of the baseline's file; None if no rule asks for one.
 
     Raises:
@@ -112,7 +119,10 @@ def _baseline(judged: Judged) -> bytes | None:
         raise ResultsError(
             "a bundle holds the file of a baseline, and --baseline names an audit; make the file with `leakaudit baseline set`"
         )
-    return judged.baseline_file.read_bytes()
+    from leakaudit.history.reference import baseline_file
+
+    raw = by.baseline_text(judged.policy)
+    return raw if raw is not None else baseline_file(judged.policy, by.files.policy, by.baseline).read_bytes()
 
 
 def _check_full(judged: Judged, policy: Path | None, target: Path) -> None:

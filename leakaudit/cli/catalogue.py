@@ -58,12 +58,14 @@ def defenses_command(as_json: bool) -> None:
 
 
 @click.command(short_help="Print the JSON Schema of a file.")
-@click.argument("what", type=click.Choice(["results", "policy", "waivers", "config", "verdict", "nightly", "night"]))
+@click.argument(
+    "what", type=click.Choice(["results", "policy", "waivers", "config", "verdict", "subject", "nightly", "night"])
+)
 @clear_errors
 def schema(what: str) -> None:
     """Print the JSON Schema of a file.
 
-    The files are results.json, a policy, a file of waivers, an audit's configuration, verdict.json, the configuration of the nights and the record of one.
+    The files are results.json, a policy, a file of waivers, an audit's configuration, verdict.json, subject.json, the configuration of the nights and the record of one.
     """
     from pydantic import BaseModel
 
@@ -73,6 +75,7 @@ def schema(what: str) -> None:
     from leakaudit.gate.verdict import Verdict
     from leakaudit.gate.waivers import Waivers
     from leakaudit.history.record import NightRecord
+    from leakaudit.results.binding import Binding
     from leakaudit.results.schema import Results
 
     models: dict[str, type[BaseModel]] = {
@@ -81,6 +84,7 @@ def schema(what: str) -> None:
         "config": AuditConfig,
         "verdict": Verdict,
         "waivers": Waivers,
+        "subject": Binding,
         "nightly": Nightly,
         "night": NightRecord,
     }

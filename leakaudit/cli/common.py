@@ -25,6 +25,11 @@ R = TypeVar("R")
 
 EXISTING = click.Path(path_type=Path)
 
+REF_HELP = (
+    "Read policy and waivers from this branch, tag or commit of git, such as origin/main, and never from the working folder. "
+    "Without --policy the file is policy.yaml."
+)
+
 IDENTITY_HELP = (
     "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leakaudit.cli.common import clear_errors
-from leakaudit.cli.gate_outputs import Outputs, with_outputs, write_outputs
+from leakaudit.cli.gate_outputs import Outputs, read_artifacts, with_outputs, write_outputs
 from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import ResultsError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.results.schema import Artifact
 
 
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
@@ -65,29 +66,29 @@ def gate(
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
     now = _time(at) if at else datetime.now(UTC)
-    verdict = judged_together(runs, by, now) if runs.several else _judged(runs.files[0], by, now)
+    released = read_artifacts(outputs, runs.files[0].parent)
+    verdict = judged_together(runs, by, released, now) if runs.several else _judged(runs.files[0], by, released, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
     _print_verdict(verdict, quiet=quiet, as_json=as_json)
-    written = write_outputs(verdict, by.policy, outputs)
+    written = write_outputs(verdict, by.files, released, outputs)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, by: Yardstick, now: datetime) -> Verdict:
+def _judged(file: Path, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
     """Return the verdict on results; ERROR if results or baseline cannot be read.
 
     Raises:
         ConfigError: the policy or the waivers are wrong.
     """
     try:
-        return read_judged(file, by).verdict(now)
+        return read_judged(file, by, released).verdict(now)
     except ResultsError as error:
         from leakaudit.gate.evaluate import unreadable
-        from leakaudit.gate.policy import default_policy, load_policy
 
-        return unreadable(str(error), load_policy(by.policy) if by.policy else default_policy(), now=now)
+        return unreadable(str(error), by.files.load_policy(), now=now)
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.gate.verdict import Verdict
+    from leakaudit.results.schema import Artifact
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_READABLE = click.Path(exists=True, path_type=Path)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Outputs:
     """What was shown; written on PASS only."""
     cyclonedx: Path | None = None
     artifacts: tuple[Path, ...] = ()
-    """The released files that attestation and bill are about."""
+    """The released files, and folders of them, that the verdict is about."""
     github: bool = False
     """Whether to print annotations and to write the outputs of a job of GitHub Actions."""
 
@@ -65,7 +67,7 @@ _OPTIONS = (
         "artifacts",
         type=_READABLE,
         multiple=True,
-        help="A released file, for the three above; repeatable.",
+        help="A released file, or a folder of them: it must be one that the run names; repeatable.",
     ),
     click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT."),
 )
@@ -97,32 +99,49 @@ def _check_artifacts(outputs: Outputs) -> None:
         raise click.UsageError(f"{asked[0]} says what was found about files; name each with --artifact FILE")
     if not outputs.artifacts:
         return
-    if not asked:
-        raise click.UsageError(f"--artifact names files for {' and '.join(outputs.about_artifacts)}; give one of them")
-    from leakaudit.reports.outputs.artifacts import artifact_name
+    from leakaudit.results.artifacts import artifact_name
 
     names = [artifact_name(path) for path in outputs.artifacts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise click.UsageError(f"two artefacts are called {twice[0]}; name them from a folder above both")
 
 
-def write_outputs(verdict: Verdict, policy: Path | None, outputs: Outputs) -> bool:
+def read_artifacts(outputs: Outputs, run_dir: Path) -> tuple[Artifact, ...]:
+    """Return names and digests of the released files.
+
+    Args:
+        outputs: names them.
+        run_dir: folder of the audit, which is none of them.
+
+    Raises:
+        ResultsError: one of them cannot be read.
+    """
+    from leakaudit.errors import ResultsError
+    from leakaudit.results.artifacts import find_artifacts
+
+    found = find_artifacts(outputs.artifacts, without=run_dir)
+    for name, why in found.not_named:
+        raise ResultsError(f"--artifact {name}: {why}")
+    return found.artifacts
+
+
+def write_outputs(verdict: Verdict, files: PolicyFiles, released: Sequence[Artifact], outputs: Outputs) -> bool:
     """Write what was asked for; return whether all of it could be written."""
     if outputs == Outputs():
         return True
     from leakaudit.gate.policy import rule_lines
     from leakaudit.reports import outputs as forms
 
-    lines = rule_lines(policy) if policy and (outputs.sarif or outputs.github) else None
-    released = cache(lambda: [forms.artifact_of(path) for path in outputs.artifacts])  # read once, if asked for
+    policy, text = files.policy, files.policy_text() if outputs.sarif or outputs.github else None
+    lines = None if text is None else rule_lines(text)
     made: list[tuple[Path | None, str, Callable[[], str]]] = [
         (outputs.junit, "w", lambda: forms.junit_xml(verdict)),
         (outputs.summary, "a", lambda: forms.summary(verdict)),
         (outputs.badge, "w", lambda: forms.badge(verdict)),
         (outputs.sarif, "w", lambda: forms.sarif(verdict, policy, lines)),
-        (outputs.attestation, "w", lambda: forms.attestation(verdict, released())),
-        (_only_on_pass(outputs.svr, verdict), "w", lambda: forms.svr(verdict, released())),
-        (outputs.cyclonedx, "w", lambda: forms.cyclonedx(verdict, released())),
+        (outputs.attestation, "w", lambda: forms.attestation(verdict, released)),
+        (_only_on_pass(outputs.svr, verdict), "w", lambda: forms.svr(verdict, released)),
+        (outputs.cyclonedx, "w", lambda: forms.cyclonedx(verdict, released)),
     ]
     if outputs.github:
         for line in forms.workflow_commands(verdict, policy, lines):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from leakaudit.gate.verdict import Verdict
     from leakaudit.history.pooled import Given
+    from leakaudit.results.schema import Artifact
 
 TOGETHER = Path("pooled_verdict.json")
 """Where the verdict on several runs is written without --out: in the working folder, because it is that of no single run."""
@@ -115,7 +116,7 @@ def _check(runs: Runs) -> None:
     check_keys(runs.despite)
 
 
-def judged_together(runs: Runs, by: Yardstick, now: datetime) -> Verdict:
+def judged_together(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
     """Return the verdict on several runs; ERROR if one cannot be read.
 
     Raises:
@@ -126,33 +127,33 @@ def judged_together(runs: Runs, by: Yardstick, now: datetime) -> Verdict:
     from operator import or_
 
     from leakaudit.gate.imported import load_imported
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_for
+    from leakaudit.gate.subject import Claim
     from leakaudit.history.pooled import judge_together
-    from leakaudit.history.reference import reference_for
     from leakaudit.plugins.names import names_for
 
     given = [_given(file) for file in runs.files]
     names = [names_for(one.results) for one in given if one.results is not None]
-    policy = load_policy(by.policy, reduce(or_, names) if names else None) if by.policy else default_policy()
+    policy = by.files.load_policy(reduce(or_, names) if names else None)
     refuse_unasked(policy, by)
     return judge_together(
         given,
         policy,
         now=now,
-        waivers=waivers_for(policy, by.policy, by.waivers),
-        reference_of=lambda results: reference_for(results, policy, by.policy, by.baseline),
+        waivers=by.files.load_waivers(policy),
+        reference_of=lambda results: by.reference(results, policy),
         imported=load_imported(by.memaudit) if by.memaudit else None,
+        claim=Claim(released, None, by.files.source),
         despite=runs.despite,
     )
 
 
 def _given(file: Path) -> Given:
     from leakaudit.history.pooled import Given
+    from leakaudit.results.binding import read_binding
     from leakaudit.results.files import read_results
 
     try:
         results, sha256 = read_results(file)
+        return Given(results, sha256, read_binding(file.parent, results))
     except ResultsError as error:
         return Given(None, problem=str(error))
-    return Given(results, sha256)

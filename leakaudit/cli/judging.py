@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from leakaudit.cli.common import EXISTING
+from leakaudit.cli.common import EXISTING, REF_HELP
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from leakaudit.gate.imported import Imported
     from leakaudit.gate.policy import Policy
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.gate.regression import Reference
+    from leakaudit.gate.subject import Claim
     from leakaudit.gate.verdict import Verdict
     from leakaudit.gate.waivers import Waivers
-    from leakaudit.results.schema import Results
+    from leakaudit.results.schema import Artifact, Results
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,51 @@ class Yardstick:
     """The files that a command judges by; None for one that was not named."""
 
     policy: Path | None = None
+    policy_ref: str | None = None
+    """Commit of git from which policy, waivers and baseline are read."""
     waivers: Path | None = None
     baseline: Path | None = None
     memaudit: Path | None = None
     """Report of memaudit, which the rules under `imported:` of the policy judge."""
 
+    @cached_property
+    def files(self) -> PolicyFiles:
+        """Policy and waivers, in the working folder or in the commit.
+
+        Raises:
+            ConfigError: `policy_ref` names no commit.
+        """
+        from leakaudit.gate.policy_source import PolicyFiles
+
+        return PolicyFiles.of(self.policy, self.waivers, self.policy_ref)
+
+    def reference(self, results: Results, policy: Policy) -> Reference:
+        """Return the baseline of an audit.
+
+        Raises:
+            ConfigError: the commit does not hold it.
+            ResultsError: it cannot be read, or was changed.
+        """
+        from leakaudit.history.reference import reference_for, reference_in
+
+        raw = self.baseline_text(policy)
+        if raw is None:
+            return reference_for(results, policy, self.files.policy, self.baseline)
+        return reference_in(raw, results, policy)
+
+    def baseline_text(self, policy: Policy) -> bytes | None:
+        """Return the baseline's file in the commit; None without a commit, or if no rule asks for it."""
+        from leakaudit.history.reference import baseline_file
+
+        source = self.files.source
+        if source is None or self.baseline is not None or not policy.compares:
+            return None
+        return source.read(baseline_file(policy, self.files.policy)).encode()
+
 
 _OPTIONS = (
     click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one."),
+    click.option("--policy-ref", metavar="REF", help=REF_HELP),
     click.option(
         "--waivers", type=EXISTING, help="YAML file of exceptions, each with an end; default: what the policy names."
     ),
@@ -71,10 +110,9 @@ class Judged:
     """SHA-256 of the file of the results, in hex."""
     policy: Policy
     waivers: Waivers | None
-    waivers_file: Path | None
     reference: Reference
-    baseline_file: Path
     imported: Imported | None
+    claim: Claim
 
     def verdict(self, now: datetime) -> Verdict:
         """Return the answer of the gate at a time, which has a time zone."""
@@ -88,11 +126,17 @@ class Judged:
             waivers=self.waivers,
             reference=self.reference,
             imported=self.imported,
+            claim=self.claim,
         )
 
 
-def read_judged(run: Path, by: Yardstick) -> Judged:
+def read_judged(run: Path, by: Yardstick, released: tuple[Artifact, ...] = ()) -> Judged:
     """Read what is judged.
+
+    Args:
+        run: folder of the audit, or its results.json.
+        by: the files to judge by.
+        released: the files that are to be released.
 
     Raises:
         ResultsError: the results, the baseline or the report of memaudit cannot be read, or were changed.
@@ -100,24 +144,23 @@ def read_judged(run: Path, by: Yardstick) -> Judged:
         click.UsageError: a file was named, and no rule asks for it.
     """
     from leakaudit.gate.imported import load_imported
-    from leakaudit.gate.policy import default_policy, load_policy
-    from leakaudit.gate.waivers import waivers_file, waivers_for
-    from leakaudit.history.reference import baseline_file, reference_for
+    from leakaudit.gate.subject import Claim
     from leakaudit.plugins.names import names_for
+    from leakaudit.results.binding import read_binding
     from leakaudit.results.files import read_results
 
     results, sha256 = read_results(run)
-    policy = load_policy(by.policy, names_for(results)) if by.policy else default_policy()
+    binding = read_binding(run if run.is_dir() else run.parent, results)
+    policy = by.files.load_policy(names_for(results))
     refuse_unasked(policy, by)
     return Judged(
         results,
         sha256,
         policy,
-        waivers_for(policy, by.policy, by.waivers),
-        waivers_file(policy, by.policy, by.waivers),
-        reference_for(results, policy, by.policy, by.baseline),
-        baseline_file(policy, by.policy, by.baseline),
+        by.files.load_waivers(policy),
+        by.reference(results, policy),
         load_imported(by.memaudit) if by.memaudit else None,
+        Claim(released, binding, by.files.source),
     )
 
 

@@ -29,8 +29,8 @@ def report(run_dir: Path, text: str, output: Path | None, allow_full_in_ci: bool
         raise ResultsError(f"{run_dir}: no such folder; give the folder that holds results.json")
     mode, now = TextMode(text), datetime.now(UTC)
     judged = read_judged(run_dir, by)
-    if mode is TextMode.FULL and by.policy is not None and not judged.policy.report.allow_full:
-        raise RedactionError(f"{by.policy}: does not allow text mode full (report.allow_full: true)")
+    if mode is TextMode.FULL and by.files.policy is not None and not judged.policy.report.allow_full:
+        raise RedactionError(f"{by.files.policy}: does not allow text mode full (report.allow_full: true)")
     path = write_report(
         run_dir,
         mode,

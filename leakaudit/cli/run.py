@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from leakaudit.cli.stopping import seconds_to_work
 from leakaudit.cli.threads import wait_passively
 from leakaudit.errors import ConfigError
 from leakaudit.parts import require_supported
+
+if TYPE_CHECKING:
+    from leakaudit.results.origin import Origin
 
 
 @click.command(short_help="Audit a spool's snapshots, beside training or after it.")
@@ -80,6 +84,13 @@ def worker(
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
+@click.option(
+    "--artifact",
+    "artifacts",
+    type=EXISTING,
+    multiple=True,
+    help="A file that the training made, or a folder of them; repeatable.",
+)
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
 @click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
@@ -91,6 +102,7 @@ def run(
     tokenizer: Path | None,
     config_path: Path | None,
     out: Path,
+    artifacts: tuple[Path, ...],
     identity: Path | None,
     factories: tuple[str, ...],
     resume: bool | None,
@@ -112,6 +124,8 @@ def run(
 
     keep_memory_private()
     config = (load_config(config_path) if config_path else AuditConfig()).model_copy(update={"out_dir": out})
+    if artifacts:
+        config = config.model_copy(update={"artifacts": artifacts})
     if config.policy is not None:
         check_policy(config.policy)
     keys = private_keys(identity)
@@ -159,7 +173,22 @@ def steps_of_snapshots(
         sorted(numbered),
         lambda step: read_snapshot(numbered[step], keys),
         planned=False,
+        origin=_origin_in(folders[0].parent),
     )
+
+
+def _origin_in(spool: Path) -> Origin | None:
+    """Return what was known when the training of a spool began.
+
+    None if it is no spool, or one of an earlier version.
+    """
+    from leakaudit.errors import SpoolError
+    from leakaudit.storage.spool_files import read_audit_file
+
+    try:
+        return read_audit_file(spool).origin
+    except (SpoolError, OSError):
+        return None
 
 
 def _vouch_for(factories: tuple[str, ...]) -> None:

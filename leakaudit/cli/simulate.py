@@ -157,7 +157,10 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
             return _shard_of(_steps_of_seeds(what, seeds, simulator), shard)
         pairing = pairing_of(what["data"])
         all_steps = range(len(simulator))
-        steps = Steps(simulator.digest, simulator.tokenizer, all_steps, simulator.snapshot, pairing=pairing)
+        base = _base_of(what["model"])
+        steps = Steps(
+            simulator.digest, simulator.tokenizer, all_steps, simulator.snapshot, pairing=pairing, base_model=base
+        )
         return _shard_of(steps, shard)
 
     shown = {"grant": given["grant"], "shard": str(shard or "")}
@@ -275,7 +278,14 @@ def _steps_of_seeds(what: dict[str, Any], seeds: tuple[int, ...], first: Any) ->
         return replace(made, provenance=made.provenance.model_copy(update={"step": step, "seed": seeds[number]}))
 
     digests = hashlib.sha256(" ".join(of(number).digest for number in range(len(seeds))).encode()).hexdigest()
-    return Steps(digests, first.tokenizer, range(steps * len(seeds)), snapshot, pairing=pairing_of(what["data"]))
+    numbers, base = range(steps * len(seeds)), _base_of(what["model"])
+    return Steps(digests, first.tokenizer, numbers, snapshot, pairing=pairing_of(what["data"]), base_model=base)
+
+
+def _base_of(model: Path) -> str:
+    from leakaudit.models.base_weights import base_of_folder
+
+    return base_of_folder(Path(model))
 
 
 def pairing_of(data: Path) -> Pairing:

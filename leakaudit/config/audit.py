@@ -42,6 +42,9 @@ MAX_SEED = 2**32 - 1
 MAX_GIGABYTES = 10**6
 """Largest spool in units of 10^9 bytes: a petabyte."""
 
+DATA_NAME = r"^[A-Za-z0-9._-]{0,64}$"
+"""Names of data sets. Our choice: they can stand in a file name and in a table."""
+
 Scalar = bool | int | FiniteFloat | str
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
@@ -200,6 +203,11 @@ class AuditConfig(BaseModel):
     the model that the attacks get."""
     policy: Path | None = None
     """YAML policy of the gate. Default: the built-in policy."""
+    artifacts: Annotated[tuple[Path, ...], Field(max_length=MAX_PLUGINS)] = ()
+    """Files that the run makes and that are released, or folders of them. The results name them with their digests, as they are when the results
+    are written, and `leakaudit gate --artifact` compares. A file that is written later is named by `leakaudit bind`."""
+    data_name: Annotated[str, Field(pattern=DATA_NAME)] = ""
+    """Name of the data set, which results and verdict show. No digest of the data is kept: whoever guesses a text could confirm it."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
     """Device of the side process: `cpu`, `cuda`, `cuda:1` and so on. `auto` takes an idle GPU other than the trainer's, else the trainer's GPU
     if it has room, else the CPU."""
@@ -264,7 +272,7 @@ class AuditConfig(BaseModel):
 def load_config(source: Path | str | AuditConfig) -> AuditConfig:
     """Return the configuration of a YAML file, or the object itself.
 
-    A relative path of a policy counts from the folder of the file.
+    A relative path of a policy or an artefact counts from the folder of the file.
 
     Raises:
         ConfigError: the file is missing or wrong; the message names every problem with file, line and key.
@@ -275,10 +283,12 @@ def load_config(source: Path | str | AuditConfig) -> AuditConfig:
 
     path = Path(source)
     config: AuditConfig = read_yaml(path, AuditConfig)
-    policy = config.policy
-    if policy is not None and not policy.is_absolute():
-        config = config.model_copy(update={"policy": path.parent / policy})
-    return config
+    places: dict[str, Any] = {}
+    if config.artifacts:
+        places["artifacts"] = tuple(path.parent / file for file in config.artifacts)
+    if config.policy is not None:
+        places["policy"] = path.parent / config.policy
+    return config.model_copy(update=places)
 
 
 def in_a_night() -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from leakaudit.config.audit import (
+    DATA_NAME,
     DEFAULT_ATTACKS,
     DEVICE_PATTERN,
     MAX_COUNT,
@@ -134,7 +135,7 @@ class Nightly(_Section):
     """Audit kept snapshots."""
     training: TrainingSection | None = None
     """Run a training command, and audit the steps that its callback kept."""
-    data_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    data_name: Annotated[str, Field(pattern=DATA_NAME)] = ""
     """Name of the data set, shown where nights are compared. Nights with another name are not compared. Without it a keyed mark of the path
     stands for the data."""
     folder: Path = Path("leakaudit-nights")

@@ -30,6 +30,7 @@ from leakaudit.gate.policy import OBSERVED, SHIPPED, Policy
 from leakaudit.gate.regression import ABSENT, Reference, softened
 from leakaudit.gate.requirements import other_runs, unmet
 from leakaudit.gate.rules import Gaps, judge_rules
+from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
 from leakaudit.gate.undecided import allowed_for_a_time
 from leakaudit.gate.verdict import Alternative, BaselineUsed, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, limits_of, waived
@@ -53,6 +54,7 @@ def evaluate(
     waivers: Waivers | None = None,
     reference: Reference = ABSENT,
     imported: Imported | None = None,
+    claim: Claim = NO_CLAIM,
 ) -> Verdict:
     """Apply `policy` to `results`.
 
@@ -68,14 +70,17 @@ def evaluate(
         waivers: exceptions; None for none.
         reference: the baseline, for rules on the difference from it.
         imported: what another auditor found; None if nobody gave it.
+        claim: what the caller says that the results are about.
 
     Returns:
-        The verdict; ERROR if the results contradict themselves.
+        The verdict; ERROR if the results contradict themselves, or are about another artefact than the caller says.
     """
     problems = (*contradictions(results), *_from_the_future(results, now))
-    if problems:
-        return _error(policy, now, problems, results, results_sha256=results_sha256)
-    return judge(
+    bound = judge_subject(results, policy, claim)
+    if problems or bound.problems:
+        found = (*problems, *bound.problems)
+        return bound.in_verdict(_error(policy, now, found, results, results_sha256=results_sha256))
+    verdict = judge(
         results,
         policy,
         now=now,
@@ -83,8 +88,10 @@ def evaluate(
         waivers=waivers,
         reference=reference,
         imported=imported,
-        more=Gaps(other_runs(policy, 1)),
+        more=Gaps((*other_runs(policy, 1), *bound.gaps)),
+        notes=bound.sentences,
     )
+    return bound.in_verdict(verdict)
 
 
 def judge(
@@ -97,6 +104,7 @@ def judge(
     reference: Reference = ABSENT,
     imported: Imported | None = None,
     more: Gaps,
+    notes: Sequence[str] = (),
 ) -> Verdict:
     """Apply `policy` to results that do not contradict themselves.
 
@@ -109,6 +117,7 @@ def judge(
         reference: the baseline, for rules on the difference from it.
         imported: what another auditor found; None if nobody gave it.
         more: problems that the results do not show themselves.
+        notes: what a reader must know of them, in sentences.
     """
     origin = _origin(results, policy, now, results_sha256)
     policy = softened(policy, reference)
@@ -137,6 +146,7 @@ def judge(
                 *deciding.reasons,
                 *_of_another_defence(results, policy),
                 *_interruption(results),
+                *notes,
             ]
         ),
         deciding_rule=deciding.id,

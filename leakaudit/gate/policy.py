@@ -1,6 +1,6 @@
 """The policy: the rules that an audit must satisfy, read from YAML.
 
-It has over 400 lines, because it describes one file; `policy_parts` holds the parts that other files share, and those that only ask for evidence.
+The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 from pydantic import Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
-from leakaudit.config.strict_yaml import parse_yaml, problem_at, read_yaml
+from leakaudit.config.strict_yaml import parse_yaml, problem_at
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy_parts import (
@@ -157,6 +157,24 @@ class Requirements(RequiredCoverage):
         if self.attacks_share is not None and not (self.attacks or self.kinds):
             raise ValueError("attacks_share says on how many steps attacks or kinds must have run; name one of them")
         return self
+
+
+class SubjectPolicy(_Policy):
+    """What the audit must be bound to, so that a rule can pass.
+
+    Each key may be left out.
+    """
+
+    require_artifact_digest: bool = False
+    """Whether the run, or `leakaudit bind`, must name the files that it made, with their digests."""
+    require_clean_tree: bool = False
+    """Whether git must have known the commit of the code, without changes, when the run began."""
+    require_policy_of_run: bool = False
+    """Whether the policy must be the one that the run began with."""
+    data: str = ""
+    """Name that the run must give its data set (`data_name`); empty for any."""
+    base_model: Annotated[str, Field(pattern=r"^(|sha256:[0-9a-f]{64}|hub:\S+@[0-9a-f]{40})$")] = ""
+    """The weights that training must begin with: `sha256:` and a digest, or `hub:NAME@REVISION`; empty for any."""
 
 
 class Scope(_Policy):
@@ -313,6 +331,10 @@ class ReportPolicy(_Policy):
     """Largest number of sequences that the report shows in detail, worst first."""
 
 
+DEFAULTS = 1
+"""Version of the defaults of all keys; whoever changes a default raises it, because digests of policies hold it in place of them."""
+
+
 class Policy(_Policy):
     """The rules that an audit must satisfy.
 
@@ -337,6 +359,8 @@ class Policy(_Policy):
     """A time in which the gate ends with exit code 0 where nothing is decided; without this key it ends with 4."""
     waivers: FileName | WaiversFile | None = None
     """The file of waivers, relative to the policy's folder. `--waivers` names another one."""
+    subject: SubjectPolicy = SubjectPolicy()
+    """What the audit must be bound to, so that a rule can pass."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
     imported: tuple[ImportedRule, ...] = ()
@@ -386,9 +410,12 @@ class Policy(_Policy):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the policy's content with its defaults, without comments and layout."""
-        unused = None if self.imported else {"imported"}  # so that policies without the key keep their digest
-        content = self.model_dump(mode="json", by_alias=True, exclude=unused)
+        """SHA-256 of the policy's content, without comments, layout and defaults.
+
+        What is left out of a file counts like its default that is written out, and keys that a new version adds change no digest. A version
+        that changes a default raises `DEFAULTS`.
+        """
+        content = self.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {"defaults": DEFAULTS}
         plain = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
@@ -403,16 +430,12 @@ def load_policy(path: Path, names: plugin_names.Names | None = None) -> Policy:
     Raises:
         ConfigError: the message names every problem with file, line and what to write instead.
     """
-    return read_yaml(path, Policy, check=None if names is None else lambda policy: unknown_names(policy, names))
+    return parse_policy(read_text(path), str(path), names)
 
 
-def parse_policy(text: str, source: str) -> Policy:
-    """Return the policy in the text of a file; `source` is its name in messages.
-
-    Raises:
-        ConfigError: as for `load_policy`.
-    """
-    return parse_yaml(text, Policy, source)
+def parse_policy(text: str, source: str, names: plugin_names.Names | None = None) -> Policy:
+    """Read a policy from text; see `load_policy`. Messages call the text `source`."""
+    return parse_yaml(text, Policy, source, None if names is None else lambda policy: unknown_names(policy, names))
 
 
 def unknown_names(policy: Policy, names: plugin_names.Names) -> Iterable[tuple[tuple[str | int, ...], str]]:
@@ -471,14 +494,14 @@ def default_policy() -> Policy:
     )
 
 
-def rule_lines(path: Path) -> dict[str, int]:
-    """Return rule id -> line in a policy's file, counted from 1.
+def rule_lines(text: str) -> dict[str, int]:
+    """Return rule id -> line in the text of a policy, counted from 1.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the text is no YAML.
     """
-    document = Document(str(path))
-    node = compose(read_text(path), str(path))
+    document = Document("policy")
+    node = compose(text, "policy")
     data = None if node is None else document.build(node, (), 0)
     return {
         str(rule["id"]): document.lines[(key, number)]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from leakaudit.exit_codes import ExitCode
-from leakaudit.results.schema import Kind
+from leakaudit.results.schema import Artifact, Kind
 
 LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline"]
 """The key of a rule that holds its limit."""
@@ -234,6 +234,19 @@ class PooledRun(_Verdict):
     sentence: str
 
 
+class About(_Verdict):
+    """What the verdict is about, as the results or `leakaudit bind` say it."""
+
+    artifacts: tuple[Artifact, ...] = ()
+    """Files that the run made."""
+    compared: tuple[Artifact, ...] = ()
+    """Files that the caller gave, of which each is one of these."""
+    base_model: str = ""
+    data: str = ""
+    code_commit: str | None = None
+    code_dirty: bool | None = None
+
+
 class Verdict(_Verdict):
     """The answer of the gate on an audit, or on several that it judged together.
 
@@ -252,6 +265,16 @@ class Verdict(_Verdict):
     policy: str
     policy_owner: str
     policy_digest: str
+    policy_of_run: str = ""
+    """Digest of the policy that the run began with; empty if the results do not say it."""
+    policy_changed: bool = False
+    """Whether that is another policy than the one that judges."""
+    policy_ref: str = ""
+    """Where the policy was read in git (`--policy-ref`); empty if it was read from a file."""
+    policy_commit: str = ""
+    """The commit that this was."""
+    about: About = About()
+    """What the verdict is about."""
     results_sha256: str | None
     """SHA-256 of results.json, as `sha256sum` prints it."""
     results_digest: str | None = None

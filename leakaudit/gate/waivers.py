@@ -14,7 +14,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from leakaudit.config.strict_yaml import parse_yaml, read_yaml
+from leakaudit.config.strict_yaml import parse_yaml
+from leakaudit.config.yaml_document import read_text
 from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
 from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
@@ -98,7 +99,7 @@ def load_waivers(path: Path, max_days: int = MAX_DAYS) -> Waivers:
     Raises:
         ConfigError: one line for each problem, with the line of the file.
     """
-    return read_yaml(path, Waivers, check=lambda found: _too_long(found, max_days))
+    return parse_waivers(read_text(path), str(path), max_days)
 
 
 def _too_long(found: Waivers, max_days: int) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -143,13 +144,9 @@ def waivers_file(policy: Policy, policy_file: Path | None, given: Path | None = 
     return given
 
 
-def parse_waivers(text: str, source: str) -> Waivers:
-    """Return the waivers in the text of a file; `source` is its name in messages.
-
-    Raises:
-        ConfigError: as for `load_waivers`.
-    """
-    return parse_yaml(text, Waivers, source)
+def parse_waivers(text: str, source: str, max_days: int = MAX_DAYS) -> Waivers:
+    """Read waivers from text; see `load_waivers`. Messages call the text `source`."""
+    return parse_yaml(text, Waivers, source, lambda found: _too_long(found, max_days))
 
 
 def waived(

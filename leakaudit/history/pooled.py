@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from leakaudit.gate.controls import judge_age, judge_controls
@@ -20,9 +20,11 @@ from leakaudit.gate.pooling import Pool, pool
 from leakaudit.gate.regression import ABSENT, Reference
 from leakaudit.gate.requirements import other_runs
 from leakaudit.gate.rules import Gaps
+from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
 from leakaudit.gate.verdict import PooledRun, Status, Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.keys import NAMES, changed, in_words, keys_of
+from leakaudit.results.binding import Binding
 from leakaudit.results.schema import Catalogue, Results
 from leakaudit.results.wording import counted
 
@@ -35,6 +37,8 @@ class Given:
     """None if they cannot be read."""
     sha256: str | None = None
     """Of results.json."""
+    binding: Binding | None = None
+    """What `leakaudit bind` wrote beside them."""
     problem: str = ""
     """Why they cannot be read."""
 
@@ -47,6 +51,7 @@ def judge_together(
     waivers: Waivers | None = None,
     reference_of: Callable[[Results], Reference] = lambda _: ABSENT,
     imported: Imported | None = None,
+    claim: Claim = NO_CLAIM,
     despite: Collection[str] = (),
 ) -> Verdict:
     """Judge several runs as one audit.
@@ -61,6 +66,7 @@ def judge_together(
         waivers: exceptions; None for none.
         reference_of: returns the baseline for results, for rules on the difference from it.
         imported: what another auditor found; None if nobody gave it.
+        claim: what the caller says that each of the runs is about.
         despite: comparability keys that may differ.
 
     Returns:
@@ -78,6 +84,7 @@ def judge_together(
             waivers=waivers,
             reference=reference_of(one.results),
             imported=imported,
+            claim=replace(claim, binding=one.binding),
         )
         for one in given
     ]
@@ -99,7 +106,13 @@ def judge_together(
         )
         return _about(verdict, given, alone, first, {})
     joined = pool(found)
+    bounds = [
+        judge_subject(one.results, policy, replace(claim, binding=one.binding))
+        for number, one in enumerate(given)
+        if number in first and one.results is not None
+    ]
     gaps = _gaps(found, policy, joined, now)
+    gaps = Gaps((*gaps.sentences, *dict.fromkeys(gap for bound in bounds for gap in bound.gaps)), gaps.broken)
     reference = reference_of(joined.results)
     verdict = judge(joined.results, policy, now=now, waivers=waivers, reference=reference, imported=imported, more=gaps)
     notes = [*_said(joined, found, policy, len(given)), *_leaks(verdict)]

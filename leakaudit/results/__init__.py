@@ -4,7 +4,9 @@ It may import `files`.
 """
 
 __all__ = [
+    "artifacts",
     "as_sent",
+    "binding",
     "bounds",
     "consistency",
     "differences",
@@ -15,6 +17,7 @@ __all__ = [
     "journal",
     "lengths",
     "not_audited",
+    "origin",
     "recovery",
     "regime",
     "schema",

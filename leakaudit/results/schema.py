@@ -35,7 +35,8 @@ summaries; `former_keys.py` lists the keys that `scores` replaces. 1.4 has metri
 for four metrics of a summary, what of its circumstances decides which attack can work (`Regime`), and attempts that were not needed. 1.5 says
 for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
-of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`).
+of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
+began, the base model, the data and the artefacts.
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -529,6 +530,16 @@ class Battery(ResultsModel):
     """Attacks that ran when every waiting step had had the others."""
 
 
+class TakenPolicy(ResultsModel):
+    """The policy as it was when the run began."""
+
+    name: str
+    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+    """Of its content with the defaults, as `verdict.json` has it."""
+    taken_at: str
+    """Time in UTC, in ISO 8601."""
+
+
 class RunInfo(ResultsModel):
     """The run of the audit: when, by which version, with which settings."""
 
@@ -548,18 +559,36 @@ class RunInfo(ResultsModel):
     """Whether `leakaudit simulate` made the steps, and no training run. Before 1.5 results do not say it."""
     pairing: Mark = ""
     """Id of the key of the steps' marks. Audits with the same id can be compared step by step."""
+    policy: TakenPolicy | None = None
+    """The policy when the run began, of which a later change shows. None in results before 1.7."""
+
+
+class Artifact(ResultsModel):
+    """A file that is released, such as the weights of a model."""
+
+    name: str
+    """Path from the working folder; the file's name alone where that path leaves it."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the content, in hex."""
 
 
 class Subject(ResultsModel):
-    """The audited model and code."""
+    """The audited model, what it comes from, and the files that the run made."""
 
     model: str
     """Class of the model."""
     config_digest: str
     parameters: Count
     code_commit: str | None = None
+    """Commit of the code in the training's working folder; None if git could not say it, and in results before 1.7."""
     code_dirty: bool | None = None
-    artifacts: tuple[dict[str, str], ...] = ()
+    """Whether that folder had changes that were not committed."""
+    base_model: str = ""
+    """`sha256:` and a digest of the weights that training began with, or `hub:NAME@REVISION`. Empty if unknown, and in results before 1.7."""
+    data: str = ""
+    """Name of the data set, as its owner calls it. Empty if unknown, and in results before 1.7."""
+    artifacts: tuple[Artifact, ...] = ()
+    """Files that the run made. Empty if none was named, and in results before 1.7."""
 
 
 class ThreatModel(ResultsModel):

@@ -12,6 +12,7 @@ from typing import Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
+from leakaudit.results.origin import Origin
 from leakaudit.storage.folder_owners import check_out_dir
 from leakaudit.storage.locks import folder_lock, is_folder_locked
 from leakaudit.storage.participants import anybody_left, lock_of, take_part
@@ -31,7 +32,7 @@ class RunFolder:
 
 
 def allocate_run_folder(
-    wanted: Path, config: AuditConfig, tokenizer: Any, command: str = ""
+    wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "", origin: Origin | None = None
 ) -> tuple[Spool, RunFolder]:
     """Move an earlier audit out of `wanted` and create a new spool.
 
@@ -47,10 +48,12 @@ def allocate_run_folder(
     with folder_lock(wanted.parent):
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
+        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
 
 
-def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> tuple[Spool, RunFolder]:
+def join_or_allocate(
+    wanted: Path, config: AuditConfig, tokenizer: Any, command: str = "", origin: Origin | None = None
+) -> tuple[Spool, RunFolder]:
     """Take part in the audit of rounds in `wanted`, or create a new one there.
 
     If two processes cannot share the spool, the second one gets `<wanted>.client-<process id>`, and the note says why.
@@ -79,7 +82,7 @@ def join_or_allocate(wanted: Path, config: AuditConfig, tokenizer: Any, command:
         if apart:
             found = RunFolder(found.folder, f"{apart}, so this process audits its rounds in {found.folder.name}")
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command), found
+        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
 
 
 def join_rounds(folder: Path) -> Spool:

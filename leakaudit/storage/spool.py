@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolBusyError, SpoolError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.results.origin import Origin
 from leakaudit.storage.attempt_deaths import DEATHS, STARTED
 from leakaudit.storage.disk_use import bytes_in
 from leakaudit.storage.encryption import EncryptionKeys
@@ -102,7 +103,9 @@ class Spool:
         self._shared = SharedWeights(root, bases)
 
     @classmethod
-    def create(cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "") -> Spool:
+    def create(
+        cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "", origin: Origin | None = None
+    ) -> Spool:
         """Create a new spool for a trainer.
 
         Raises:
@@ -111,9 +114,7 @@ class Spool:
         """
         spool = cls(root)
         spool.config = config
-        if config.encrypt_to:
-            left_to_others = config.schedule == "deferred" and config.at_end == "leave"
-            spool.keys = EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others)
+        spool.keys = _keys_of(config)
         check_out_dir(root.parent)
         try:
             _make_folder(root)
@@ -121,7 +122,7 @@ class Spool:
             write_atomic(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / TOKENIZER)
             keep_private(root / TOKENIZER)
-            write_audit_file(root, _audit_file(config, command))
+            write_audit_file(root, _audit_file(config, command, origin))
         except OSError as error:
             raise SpoolError(
                 f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
@@ -336,6 +337,16 @@ class Spool:
             yield
 
 
+def _keys_of(config: AuditConfig) -> EncryptionKeys | None:
+    """Return the keys to which snapshots are encrypted; None if they are not.
+
+    Raises:
+        ConfigError: a key is invalid or the extra is not installed.
+    """
+    left_to_others = config.schedule == "deferred" and config.at_end == "leave"
+    return EncryptionKeys.of(config.encrypt_to, run_key=not left_to_others) if config.encrypt_to else None
+
+
 def _make_folder(root: Path) -> None:
     root.parent.parent.mkdir(parents=True, exist_ok=True)
     root.parent.mkdir(mode=0o700, exist_ok=True)  # with `parents=True`, others could read the audit's folder
@@ -370,12 +381,13 @@ def forget_tokenizer(spool: Spool) -> None:
             shutil.rmtree(spool.root / TOKENIZER, ignore_errors=True)
 
 
-def _audit_file(config: AuditConfig, command: str) -> AuditFile:
+def _audit_file(config: AuditConfig, command: str, origin: Origin | None) -> AuditFile:
     return AuditFile(
         config=config,
         trainer_pid=os.getpid(),
         trainer_host=socket.gethostname(),
         command=command,
+        origin=origin,
         salt=secrets.token_hex(32) if config.encrypt_to else "",
     )
 

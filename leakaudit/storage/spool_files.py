@@ -12,7 +12,9 @@ from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
+from leakaudit.results.binding import SUBJECT
 from leakaudit.results.not_audited import NOT_AUDITED
+from leakaudit.results.origin import Origin
 from leakaudit.results.schema import Battery, Overhead
 
 SCHEMA = "leakaudit.audit/1.0"
@@ -41,7 +43,7 @@ RED_LINE = "red_line.json"
 """File in which the audit notes a leak that ends the training (`stop_on`)."""
 
 LEFT_BY_AUDIT = (
-    NOT_AUDITED, "verdict.json", "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
+    NOT_AUDITED, "verdict.json", SUBJECT, "report.html", "results.json", "worker.log", "state.json", "journal.jsonl", "spool",
 )  # fmt: skip
 """Files that an audit leaves in its folder, in the order in which they are moved aside. The first are those that a gate could
 confuse with files of the new run."""
@@ -57,6 +59,8 @@ class AuditFile(BaseModel):
     trainer_pid: int
     trainer_host: str = ""
     command: str = ""
+    origin: Origin | None = None
+    """What was known when the training began; None in a spool of an earlier version."""
     salt: str = ""
     """Random bytes in hex; empty without encryption. If the key of the hashes is derived from a private key, the salt makes it different
     for each run. Without the salt nobody can derive the key again, so the salt is destroyed with the last snapshot."""

@@ -4,7 +4,6 @@ Each module turns a `Verdict` into one text. None of them holds training text: a
 """
 
 from leakaudit.reports.outputs.annex import annex
-from leakaudit.reports.outputs.artifacts import Artifact, artifact_name, artifact_of
 from leakaudit.reports.outputs.attestation import attestation
 from leakaudit.reports.outputs.cyclonedx import cyclonedx
 from leakaudit.reports.outputs.github import badge, job_outputs, workflow_commands
@@ -16,10 +15,7 @@ from leakaudit.reports.outputs.svr import svr
 from leakaudit.reports.outputs.tags import tags
 
 __all__ = [
-    "Artifact",
     "annex",
-    "artifact_name",
-    "artifact_of",
     "attestation",
     "badge",
     "cyclonedx",

@@ -12,8 +12,8 @@ from typing import Any
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.outputs.artifacts import Artifact
 from leakaudit.reports.wording import meaning
+from leakaudit.results.schema import Artifact
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 """Type of the statement."""
@@ -84,6 +84,7 @@ def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
             "annotations": {
                 "name": plain(verdict.policy),
                 "digestOf": "content with its defaults, as `verdict.json` has it",
+                **_origin_of_policy(verdict),
             },
         }
     ]
@@ -92,6 +93,7 @@ def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
         "meaning": meaning(verdict),
         "evaluatedAt": verdict.evaluated_at,
         "validUntil": verdict.valid_until or "",
+        **_about(verdict),
     }
     if verdict.results_sha256:
         own = {"run": plain(verdict.run), "contentDigest": verdict.results_digest or "", **said}
@@ -105,3 +107,28 @@ def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
 
 def _results(name: str, sha256: str, said: dict[str, str]) -> dict[str, Any]:
     return {"name": name, "digest": {"sha256": sha256.rpartition(":")[2]}, "annotations": said}
+
+
+def _origin_of_policy(verdict: Verdict) -> dict[str, str]:
+    """Say with which policy the run began, and where the judging one was read."""
+    said = {
+        "policyOfRun": verdict.policy_of_run,
+        "changedSinceTheRunBegan": "true" if verdict.policy_changed else "",
+        "ref": plain(verdict.policy_ref),
+        "commit": verdict.policy_commit,
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def _about(verdict: Verdict) -> dict[str, str]:
+    """Say what the results are bound to, and whether that includes the subject."""
+    about = verdict.about
+    changes = {None: "", True: "with changes", False: "clean"}[about.code_dirty]
+    said = {
+        "subjectIsNamedByTheRun": "true" if about.compared else "false",
+        "codeCommit": plain(about.code_commit or ""),
+        "codeTree": changes,
+        "baseModel": plain(about.base_model),
+        "data": plain(about.data),
+    }
+    return {key: value for key, value in said.items() if value}

@@ -10,9 +10,9 @@ from typing import Any
 from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.outputs.artifacts import Artifact
 from leakaudit.reports.outputs.markdown import NEXT
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, policy_changed
+from leakaudit.results.schema import Artifact
 
 SPECIFICATION = "1.6"
 """Version of CycloneDX."""
@@ -79,6 +79,7 @@ def _card(verdict: Verdict) -> dict[str, Any]:
         "sentence": plain(verdict.sentence),
         "policy": plain(verdict.policy),
         "policy-digest": verdict.policy_digest,
+        "policy-changed-since-the-run-began": policy_changed(verdict),
         "results-digest": verdict.results_digest or verdict.results_sha256 or "",
         "valid-until": verdict.valid_until or "",
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.wording import policy_changed
 
 COLOURS = {Status.PASS: "brightgreen", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.ERROR: "lightgrey"}
 """Colour of a badge, as shields.io names it."""
@@ -67,6 +68,7 @@ def job_outputs(verdict: Verdict) -> str:
         "exit-code": str(verdict.exit_code),
         "sentence": verdict.sentence,
         "open-rules": failed,
+        "policy-changed": policy_changed(verdict),
         "results-digest": verdict.results_digest or verdict.results_sha256 or "",
     }
     return "".join(f"{name}={plain(value)}\n" for name, value in found.items())

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from leakaudit.gate.verdict import ControlVerdict, RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import meaning, run_in_words
+from leakaudit.reports.wording import meaning, policy_changed, run_in_words
 
 ALLOWED = "undecided, which is allowed here"
 """Why a test is skipped."""
@@ -57,6 +57,7 @@ def _properties(suite: ElementTree.Element, verdict: Verdict) -> None:
         "meaning": meaning(verdict),
         "run": verdict.run,
         "policy digest": verdict.policy_digest,
+        "policy changed since the run began": policy_changed(verdict),
         "results digest": verdict.results_digest or verdict.results_sha256 or "",
         "valid until": verdict.valid_until or "",
     }

@@ -42,7 +42,7 @@ def model_card(results: Results, verdict: Verdict) -> str:
         "For contrast": _contrast(public),
         "Adversary": _adversary(public),
         "Not tested": _not_tested(public),
-        "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}{_waived(verdict)}",
+        "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}{_waived(verdict)}{_changed(verdict)}",
         "Dated": _dated(public, verdict),
     }
     lines = [f"- **{name}:** {markdown_text(text)}" for name, text in said.items()]
@@ -57,6 +57,11 @@ def _waived(verdict: Verdict) -> str:
     """Name the rules that may fail by a waiver."""
     found = [rule.id for rule in verdict.rules if rule.waived]
     return f" Waived: {join(found)}." if found else ""
+
+
+def _changed(verdict: Verdict) -> str:
+    """Say that the policy is not the one with which the run began."""
+    return " The policy was changed after the run began." if verdict.policy_changed else ""
 
 
 def _attacked(results: Results) -> str:

@@ -17,7 +17,7 @@ from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import allowed
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import meaning
+from leakaudit.reports.wording import meaning, policy_changed
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 """Address of the schema, as the standard gives it."""
@@ -63,6 +63,7 @@ def sarif(verdict: Verdict, policy: Path | None = None, lines: Mapping[str, int]
             "sentence": plain(verdict.sentence),
             "policy": plain(verdict.policy),
             "policyDigest": verdict.policy_digest,
+            "policyChanged": policy_changed(verdict),
             "resultsDigest": verdict.results_digest or verdict.results_sha256 or "",
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.reports.wording import baseline_in_words, date_and_time, short_digest
@@ -25,7 +26,7 @@ def section(redacted: RedactedResult) -> Section:
     trained += [f"head {regime.head}" + (" to them" if regime.head == "tied" else "")] if regime.head else []
     trained += [f"adapters of rank {regime.adapters_rank}"] if regime.adapters_rank is not None else []
     environment = ", ".join(f"{key} {value}" for key, value in run.environment.items()) or "not recorded"
-    left = redacted.hidden_environment
+    left, given = redacted.hidden_environment, len(verdict.about.compared)
     pairs = [
         ("Run", f"{run.id}, {date_and_time(run.started)} to {date_and_time(run.finished)}"),
         ("Judged", date_and_time(verdict.evaluated_at)),
@@ -36,9 +37,18 @@ def section(redacted: RedactedResult) -> Section:
         ("Content", verdict.results_digest or "no digest"),
         ("Policy", f"{verdict.policy}, {verdict.policy_digest}"),
         *([("Baseline", baseline_in_words(verdict.baseline))] if verdict.baseline else []),
+        ("Policy of the run", _policy_of_run(verdict)),
+        *(
+            [("Policy read from", f"{verdict.policy_ref}, commit {verdict.policy_commit}")]
+            if verdict.policy_ref
+            else []
+        ),
         ("Battery", f"{run.battery.name} {run.battery.version}, {run.battery.digest}"),
         ("Model", f"{subject.model}, {subject.parameters} parameters, configuration {subject.config_digest}"),
-        ("Artefacts", ", ".join(a["sha256"] for a in subject.artifacts) or "none named"),
+        ("Base model", subject.base_model or "not recorded"),
+        ("Data", subject.data or "no name given"),
+        ("Artefacts", ", ".join(f"sha256:{one.sha256}" for one in verdict.about.artifacts) or "none named"),
+        *([("Compared", f"{counted(given, 'file is', 'files are')} among them")] if given else []),
         ("Code", commit + dirty),
         ("Regime", f"{regime.dtype}, {mode}, dropout {regime.dropout:g}{hidden}, {frozen}"),
         *([("Trained parts", ", ".join(trained))] if trained else []),
@@ -60,6 +70,13 @@ def section(redacted: RedactedResult) -> Section:
         for step in results.steps
     ]
     return Section("provenance", "Provenance", {"provenance": pairs, "stamps": stamps[:MOST_ROWS]})
+
+
+def _policy_of_run(verdict: Verdict) -> str:
+    """Say with which policy the run began."""
+    if not verdict.policy_of_run:
+        return "not recorded"
+    return verdict.policy_of_run + (", which is another one" if verdict.policy_changed else ", the same")
 
 
 def _stamp(found: Verification) -> str:

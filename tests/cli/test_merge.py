@@ -102,6 +102,22 @@ def test_a_shard_twice_is_refused(shards: list[Path], tmp_path: Path) -> None:
     assert "both are shard 1/3" in refused.output
 
 
+def test_the_policy_of_the_first_shard_is_that_of_the_whole_audit(shards: list[Path], tmp_path: Path) -> None:
+    """A shard that began with another policy is refused with both digests."""
+    assert _run("merge", *shards, "--out", tmp_path / "merged").exit_code == 0
+    found, parts = load_results(tmp_path / "merged"), [load_results(folder) for folder in shards]
+    policies = [one.run.policy for one in parts]
+    assert found.run.policy == policies[0] and found.run.policy is not None
+    assert found.subject.base_model == parts[0].subject.base_model != ""
+    copy = shutil.copytree(shards[0], tmp_path / "copy")
+    state = json.loads((copy / "state.json").read_text())
+    state["origin"]["policy"]["digest"] = "sha256:" + "0" * 64
+    (copy / "state.json").write_text(json.dumps(state))
+    refused = _run("merge", copy, *shards[1:], "--out", tmp_path / "other")
+    assert refused.exit_code == 5 and "the policy when they began (sha256:000" in refused.output
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "named"),
     [

@@ -148,6 +148,7 @@ def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tm
     """A new command belongs to one of the two lists."""
     works = {
         "baseline",
+        "bind",
         "bundle",
         "compare",
         "explain",

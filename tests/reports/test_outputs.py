@@ -102,7 +102,7 @@ def test_github_shows_the_line_of_each_open_rule(tmp_path: Path) -> None:
         "schema: leakaudit.policy/1\nname: n\nrules:\n  - id: one\n    event: exact_sentence\n    max_count: 0\n"
         "  - {id: two, event: exact_sentence, max_count: 0}\n"
     )
-    assert rule_lines(file) == {"one": 4, "two": 7}
+    assert rule_lines(file.read_text()) == {"one": 4, "two": 7}
     many = verdict.model_copy(update={"rules": tuple(failing[0].model_copy(update={"id": f"r{i}"}) for i in range(50))})
     assert len(outputs.workflow_commands(many)) == 10
 
@@ -122,7 +122,7 @@ def test_hostile_text_has_no_effect_in_any_output() -> None:
             or "problem" in line
             or "evidence" in line
         )
-    assert len(outputs.job_outputs(verdict).splitlines()) == 5
+    assert len(outputs.job_outputs(verdict).splitlines()) == 6
 
 
 def test_a_badge_is_red_where_texts_came_back() -> None:

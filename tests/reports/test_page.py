@@ -143,7 +143,15 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
     found = results(
         [step(i, shipped=text) for i in range(4)],
         attempts,
-        subject=Subject(model=text, config_digest=text, parameters=3, code_commit=text, artifacts=({"sha256": text},)),
+        subject=Subject(
+            model=text,
+            config_digest=text,
+            parameters=3,
+            code_commit=text,
+            base_model=text,
+            data=text,
+            artifacts=(scores.Artifact(name=text, sha256="ab" * 32),),
+        ),
         threat_model=ThreatModel(adversary=text, sees=text, knows=(text,), granted=(text,)),
         coverage=Coverage(
             not_tested=(NotTested(what=text, why=text),),

@@ -23,12 +23,12 @@ from leakaudit.cli.gate import gate as gate_command
 from leakaudit.gate.evaluate import unreadable
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports import outputs
-from leakaudit.reports.outputs import Artifact
 from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.schema import Artifact
 from tests.reports.test_outputs import HOSTILE, SITUATIONS, hostile, verdict_of
 from tests.support.factories import NOW, policy
 
-WEIGHTS = Artifact("out/model.safetensors", hashlib.sha256(b"weights").hexdigest())
+WEIGHTS = Artifact(name="out/model.safetensors", sha256=hashlib.sha256(b"weights").hexdigest())
 POLICY = (
     "schema: leakaudit.policy/1\nname: clinic\nrules:\n"
     "  - id: rate\n    event: exact_sentence\n    max_rate: 0.05\n"
@@ -275,7 +275,7 @@ def test_evidence_near_its_end_is_named_in_hours() -> None:
 def test_each_artefact_is_a_model_with_the_verdict_in_its_card(name: str) -> None:
     """Figures of every rule with evidence, and a risk for each that is open."""
     verdict = named(name)
-    twin = Artifact("copy.safetensors", WEIGHTS.sha256)
+    twin = Artifact(name="copy.safetensors", sha256=WEIGHTS.sha256)
     found = bill(verdict, WEIGHTS, twin)
     assert [one["name"] for one in found["components"]] == [WEIGHTS.name, twin.name]
     for one in found["components"]:
@@ -304,7 +304,7 @@ def test_hostile_text_stays_text(name: str) -> None:
 
     The names of files are hostile, too.
     """
-    verdict, odd = VERDICTS[name], Artifact(HOSTILE + "\udcff", WEIGHTS.sha256)
+    verdict, odd = VERDICTS[name], WEIGHTS.model_copy(update={"name": HOSTILE + "\udcff"})
     for made in (sarif_run(verdict, Path(HOSTILE)), statement(verdict, odd), bill(verdict, odd)):
         text = json.dumps(made, ensure_ascii=False)
         text.encode()
@@ -382,7 +382,6 @@ def test_a_verification_result_is_written_on_pass_only(run: Path) -> None:
         (("--svr", "a.json", "--artifact", "model.bin", "--at", "2026-11-03"), "choose one"),
         (("--attestation", "a.json"), "name each with --artifact"),
         (("--cyclonedx", "a.json"), "name each with --artifact"),
-        (("--artifact", "model.bin"), "give one of them"),
         (("--attestation", "a.json", "--artifact", "model.bin", "--at", "2026-11-03"), "choose one"),
         (("--attestation", "a.json", "--artifact", "missing.bin"), "does not exist"),
         (

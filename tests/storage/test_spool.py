@@ -19,6 +19,7 @@ import pytest
 
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import SpoolError
+from leakaudit.results.binding import SUBJECT
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.schema import Overhead
 from leakaudit.storage.parent_watch import ORPHANED
@@ -376,7 +377,7 @@ def test_a_new_run_finds_its_folder_free_and_the_earlier_one_aside(tmp_path: Pat
         assert archive_previous(wanted) == RunFolder(wanted, f"the earlier audit there is now in audit.{turn}")
         assert [path.name for path in wanted.iterdir()] == ["checkpoint"]
         aside = tmp_path / f"audit.{turn}"
-        assert {path.name for path in aside.iterdir()} == set(LEFT_BY_AUDIT) - {NOT_AUDITED}
+        assert {path.name for path in aside.iterdir()} == set(LEFT_BY_AUDIT) - {NOT_AUDITED, SUBJECT}
         assert aside.stat().st_mode & 0o777 == 0o700
     assert archive_previous(wanted) == RunFolder(wanted)
 
@@ -489,7 +490,7 @@ def test_trainers_that_begin_in_one_folder_at_the_same_moment_get_a_folder_each(
 
 
 def test_the_audits_file_holds_no_more_than_it_must(tmp_path: Path) -> None:
-    """Configuration, process, host and command."""
+    """Configuration, process, host, command and what was known at the beginning."""
     spool = make(tmp_path)
     found = set(json.loads((spool.root / "audit.json").read_text()))
-    assert found == {"schema", "config", "trainer_pid", "trainer_host", "command", "salt"}
+    assert found == {"schema", "config", "trainer_pid", "trainer_host", "command", "origin", "salt"}

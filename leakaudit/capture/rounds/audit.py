@@ -22,6 +22,7 @@ from leakaudit.capture.describe import RunDescription, declared_defenses
 from leakaudit.capture.fitness import Fit, left_out_in_words
 from leakaudit.capture.notify import notify
 from leakaudit.capture.observing.optimizers import base_optimizers, unmoved
+from leakaudit.capture.origin import beginning_of
 from leakaudit.capture.plan import Plan
 from leakaudit.capture.recording.background_writer import PATIENCE_SECONDS
 from leakaudit.capture.recording.recorder import Recorder
@@ -35,7 +36,6 @@ from leakaudit.capture.unaudited import mark
 from leakaudit.capture.worker.shared_process import SharedSideProcess
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.config.audit import NONE, AuditConfig
-from leakaudit.config.invocation import training_command
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.wrappers import plain_name
@@ -90,7 +90,8 @@ class RoundAudit:
             RoundError: the folder holds an audit of rounds that this one does not belong to.
             SpoolError: the folder cannot be written.
         """
-        spool, place = join_or_allocate(config.out_dir.absolute(), config, trainer.tokenizer, training_command())
+        begun = beginning_of(config, model)
+        spool, place = join_or_allocate(config.out_dir.absolute(), config, trainer.tokenizer, *begun)
         spool.holds = True
         config = config.model_copy(update={"out_dir": place.folder})
         return cls(

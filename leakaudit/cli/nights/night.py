@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from leakaudit.errors import BudgetError, LeakAuditError, ResultsError, SpoolBus
 from leakaudit.exit_codes import ExitCode
 from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.early import decided
+from leakaudit.gate.origin import origin_of
 from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.gate.verdict import Verdict
 from leakaudit.gate.wording import at_least, at_most
@@ -104,6 +105,7 @@ class Night:
             say(f"the night {self.id} was begun before: it goes on")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = history.key()
+        origin = origin_of(self.policy, self.config.folder, data=self.config.data_name)  # before the night's training
         stage = "the steps could not be made"
         limit = length_of(self.config.budget).total_seconds()
         try:
@@ -112,7 +114,8 @@ class Night:
                 stage = "the audit could not be made"
                 ends = _Ends(self.policy, self.config.stop_when_decided, len(night.steps.numbers))
                 if not _is_complete(self.folder):
-                    _, stopped = run_audit(self._audit_config(), night.steps, stop, None, "leakaudit nightly", ends)
+                    steps = replace(night.steps, origin=origin)
+                    _, stopped = run_audit(self._audit_config(), steps, stop, None, "leakaudit nightly", ends)
                     if stopped is not None:
                         say(f"the night {self.id} is not complete; the next start goes on with it")
                         return exit_code(stopped)
@@ -267,6 +270,7 @@ class Night:
             controls=own.controls,
             text=own.text_mode,
             policy=own.policy,
+            data_name=own.data_name,
             device=own.device,
             sentence_model=own.sentence_model,
         )
