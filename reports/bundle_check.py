@@ -26,7 +26,7 @@ from leakaudit.gate.waivers import parse_waivers
 from leakaudit.history.reference import reference_in
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle import Evidence
-from leakaudit.results.binding import parse_binding
+from leakaudit.results.binding import SUBJECT, parse_binding
 from leakaudit.results.consistency import moment
 from leakaudit.results.files import parse_results
 from leakaudit.results.schema import TextMode
@@ -178,7 +178,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
         reference = reference_in(held[name], results, policy) if name in held else _no_reference(policy)
-        name = bundle.SUBJECT
+        name = SUBJECT
         binding = parse_binding(held[name], name) if name in held else None
         name = bundle.VERDICT
         recorded = Verdict.model_validate(parse_json(held[name]))
@@ -207,7 +207,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         reference=reference,
         baseline_text=held.get(bundle.BASELINE),
         claim=Claim(binding=binding, source=_source(recorded)),
-        subject_text=held.get(bundle.SUBJECT),
+        subject_text=held.get(SUBJECT),
     )
 
 

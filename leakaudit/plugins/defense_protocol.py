@@ -88,7 +88,9 @@ class Defense(Protocol):
         Raises:
             NotImplementedError: what is sent does not follow from the update alone (`on_update` is False).
         """
-        raise NotImplementedError(f"{self.name} needs more than the update")
+        if not self.on_update:
+            raise NotImplementedError(f"{self.name} needs more than the update")
+        return update
 
     @property
     def clipping_bound(self) -> float | None:

@@ -15,8 +15,8 @@ from leakaudit import __version__
 from leakaudit.gate.policy import SHIPPED
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.outputs.artifacts import Artifact
 from leakaudit.reports.outputs.attestation import STATEMENT
+from leakaudit.results.schema import Artifact
 
 PREDICATE = "https://in-toto.io/attestation/svr/v0.2"
 """Type of the predicate."""

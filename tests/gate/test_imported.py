@@ -187,7 +187,7 @@ def test_a_policy_names_each_rule_once_and_keeps_its_digest(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"policy.yaml:7.*two rules are called 'rate'"):
         load_policy(file)
     file.write_text(POLICY)
-    assert rule_lines(file) == {"rate": 5, "model": 7}
+    assert rule_lines(POLICY) == {"rate": 5, "model": 7}
     plain = policy()
     assert with_rule().digest != plain.digest
     content = plain.model_dump(mode="json", by_alias=True, exclude={"imported"})

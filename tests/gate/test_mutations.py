@@ -20,9 +20,10 @@ from leakaudit.errors import ConfigError, ResultsError
 from leakaudit.files.strict_json import walk
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import Policy, load_policy
+from leakaudit.gate.policy_parts import MAX_DAYS
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.gate.verdict import to_json as verdict_json
-from leakaudit.gate.waivers import MAX_DAYS, Waivers, load_waivers
+from leakaudit.gate.waivers import Waivers, load_waivers
 from leakaudit.history import baseline as baselines
 from leakaudit.results.files import digest_of, read_results, to_json
 from leakaudit.results.schema import Results

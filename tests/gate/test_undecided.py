@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from leakaudit.cli.report import gate as gate_command
+from leakaudit.cli.gate import gate as gate_command
 from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import load_policy
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports import outputs
 from leakaudit.results.files import to_json, with_digest
-from leakaudit.results.schema import Results
+from leakaudit.results.schema import Artifact, Results
 from tests.support.factories import NOW, audit, policy
 
 TODAY = NOW.astimezone(UTC).date()
@@ -53,9 +53,7 @@ def test_an_undecided_verdict_is_allowed_and_stays_undecided(tmp_path: Path) -> 
     )
     assert "INCONCLUSIVE" in outputs.summary(verdict) and "that is allowed here" in outputs.summary(verdict)
     assert verdict.allowing_inconclusive() == verdict  # the caller has nothing to add
-    model = tmp_path / "model.bin"
-    model.write_bytes(b"weights")
-    statement = json.loads(outputs.attestation(verdict, [outputs.artifact_of(model)]))
+    statement = json.loads(outputs.attestation(verdict, [Artifact(name="model.safetensors", sha256="0" * 64)]))
     assert statement["predicate"]["result"] == "FAILED"  # a statement is kept longer than an allowance
 
 

@@ -21,8 +21,9 @@ from leakaudit.results.schema import Coverage, NotTested, Results
 from tests.gate.test_imported import found as imported_of
 from tests.gate.test_imported import with_rule
 from tests.reports.test_outputs import HOSTILE, SITUATIONS, hostile, verdict_of
-from tests.reports.test_redaction import CANARIES, NAMES, audited, spellings
+from tests.reports.test_redaction import CANARIES, NAMES, audited
 from tests.support.factories import NOW, audit, changed, policy
+from tests.support.spellings import spellings
 
 CLAUSES = ("55 (i) ", "55 (ii) ", "55 (iii) ", "55 (iv) ", "55 (v) ", "15(5)", "800-226", "100-2", "C11")
 

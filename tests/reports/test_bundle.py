@@ -18,12 +18,14 @@ from leakaudit.cli import main
 from leakaudit.gate.imported import load_imported
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle_check import Checked, check_bundle
+from leakaudit.results.binding import SUBJECT
 from leakaudit.results.files import to_json, with_digest
 from leakaudit.results.schema import Results
 from tests.gate.test_imported import WRITTEN
 from tests.reports.test_outputs import SITUATIONS
-from tests.reports.test_redaction import CANARIES, NAMES, audited, spellings
+from tests.reports.test_redaction import CANARIES, NAMES, audited
 from tests.support.factories import changed
+from tests.support.spellings import spellings
 
 AT = ("--at", "2026-11-02T12:00:00")
 POLICY = "schema: leakaudit.policy/1\nname: clinic\nowner: ann\nrules:\n  - {id: rate, event: exact_sentence, max_rate: 0.05}\n"
@@ -90,6 +92,7 @@ def test_a_bundle_follows_from_what_it_holds(clean: Path) -> None:
         bundle.FULL_REPORT,
         bundle.WAIVERS,
         bundle.IMPORTED,
+        SUBJECT,
         bundle.BASELINE,
     }
     done = called("bundle", "verify", clean)
