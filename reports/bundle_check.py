@@ -212,7 +212,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
 
 
 def _source(recorded: Verdict) -> PolicySource | None:
-    """Return the commit that the policy is said to come from; nobody can check it here."""
+    """Return the commit that the policy is said to come from, unchecked."""
     return PolicySource(recorded.policy_ref, recorded.policy_commit) if recorded.policy_ref else None
 
 

@@ -63,7 +63,7 @@ class Yardstick:
         return reference_in(raw, results, policy)
 
     def baseline_text(self, policy: Policy) -> bytes | None:
-        """Return the baseline's file in the commit; None without a commit, or if no rule asks for it."""
+        """Return the baseline in the commit; None without one, or if no rule asks."""
         from leakaudit.history.reference import baseline_file
 
         source = self.files.source

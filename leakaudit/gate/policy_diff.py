@@ -99,6 +99,11 @@ def _unsaid() -> _Key:
 
 DIRECTIONS: Mapping[str, _Key] = {
     "evidence.min_steps": _tighter(),
+    "evidence.min_steps_per_phase.early": _tighter(),
+    "evidence.min_steps_per_phase.middle": _tighter(),
+    "evidence.min_steps_per_phase.late": _tighter(),
+    "evidence.min_texts": _tighter(),
+    "evidence.runs": _unsaid(),  # more runs bring more evidence, and another number is another plan
     "evidence.max_error_share": _looser(),
     "evidence.max_censored": _looser(),
     "evidence.max_unjudged": _looser(_number(0.0)),  # without it each unjudged step counts as a leak, as with 0
@@ -112,12 +117,21 @@ DIRECTIONS: Mapping[str, _Key] = {
     "requires.budget_s": _tighter(_number(0.0)),
     "requires.adaptive": _tighter(),
     "requires.verified": _tighter(),
+    "requires.attacks_share": _tighter(_number(0.0)),
+    "subject.require_artifact_digest": _tighter(),
+    "subject.require_clean_tree": _tighter(),
+    "subject.require_policy_of_run": _tighter(),
+    "on_inconclusive": _looser(lambda value: float(value is not None)),
+    "waivers": _looser(lambda value: float(value is not None)),
+    "waivers.max_days": _looser(),
+    "imported.max_value": _looser(),
     "rules.level": _looser(_place_in("error", "warn")),
     "rules.severity": _tighter(lambda value: float(value == "critical")),  # a critical rule cannot be waived
     "rules.min_tokens": _looser(_number(1.0)),
     "rules.max_rate": _looser(),
     "rules.max_count": _looser(),
     "rules.max_value": _looser(),
+    "rules.versus_baseline.margin": _looser(),
     "report.text": _looser(_place_in("hash", "masked", "full")),
     "report.allow_full": _looser(),
     "report.top_samples": _unsaid(),
@@ -128,7 +142,7 @@ DIRECTIONS: Mapping[str, _Key] = {
 }
 """Key -> what a higher value does. Every number of a policy is here (a test says so)."""
 
-DEMANDS = frozenset({"requires.attacks", "requires.granted"})
+DEMANDS = frozenset({"requires.attacks", "requires.defenses", "requires.granted", "requires.kinds"})
 """Lists of which every further entry asks for more."""
 
 

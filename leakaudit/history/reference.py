@@ -51,7 +51,7 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
 
 
 def baseline_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path:
-    """Return where the baseline of a policy is; the arguments are those of `reference_for`."""
+    """Return where the baseline of a policy is, as for `reference_for`."""
     return given or (policy_file.parent if policy_file else Path()) / policy.baseline.file
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakaudit.config.strict_yaml import parse_document, parse_yaml
@@ -26,6 +26,7 @@ def test_what_is_written_is_read_as_the_same_policy() -> None:
             assert parse_yaml(text, Policy, "shown") == policy
 
 
+@settings(deadline=None)
 @given(
     st.text(min_size=1, max_size=20), st.sampled_from(["1e-3", "no", "~", "2026-11-02", "a: b", "# x", "[a]", "007"])
 )

@@ -128,7 +128,7 @@ def test_the_limits_of_the_policy_hold_for_every_file(folder: Path) -> None:
         ("{file: w.yaml, max_days: 91}", "less than or equal to 90"),
         ("{max_days: 10}", "key 'file' is missing in waivers"),
         ("{file: w.yaml, warn_before: soon}", "is not a length of time"),
-        ("''", "at least 1 character"),
+        ("''", "must not be empty"),
         ("{file: w.yaml, max_day: 3}", "unknown key 'max_day'; did you mean 'max_days'?"),
     ],
 )
