@@ -5,6 +5,7 @@ A scenario is one entry of `SCENARIOS`; `docs/release_scenarios.md` lists them f
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -22,10 +23,13 @@ from leakaudit.cli import main
 from leakaudit.gate.verdict import Status
 from leakaudit.results.files import to_json, with_digest
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
-from leakaudit.results.schema import Results
+from leakaudit.results.schema import Artifact, Results, TakenPolicy
+from tests.gate.test_regression import marked
 from tests.support.factories import audit
 
 RATE = {"id": "rate", "event": "exact_sentence", "max_rate": 0.1}
+LOOSE = RATE | {"max_rate": 0.9}
+NO_WORSE = {"id": "no-worse", "event": "exact_sentence", "versus_baseline": {"margin": 0.1}}
 PAGE = Path(__file__).parents[2] / "docs" / "release_scenarios.md"
 
 
@@ -38,6 +42,27 @@ def _audit(leaks: int, clean: int, *, age: float = 1, blind: bool = False) -> Re
     found = audit(leaks, clean, positive=positive, negative=(0, 3), finished=_hours_ago(age))
     run = found.run.model_copy(update={"started": _hours_ago(age + 1)})
     return with_digest(found.model_copy(update={"run": run}))
+
+
+def _named(found: Results, run: str) -> Results:
+    """Return an audit with a name of its own, whose steps can be paired."""
+    return with_digest(marked(found, run))
+
+
+def _bound(found: Results) -> Results:
+    """Return an audit of a run that made another model."""
+    other = Artifact(name="model.bin", sha256=hashlib.sha256(b"other weights").hexdigest())
+    return with_digest(found.model_copy(update={"subject": found.subject.model_copy(update={"artifacts": (other,)})}))
+
+
+def _begun_with_another_policy(found: Results) -> Results:
+    taken = TakenPolicy(name="release", digest=f"sha256:{'0' * 64}", taken_at=found.run.started)
+    return with_digest(found.model_copy(update={"run": found.run.model_copy(update={"policy": taken})}))
+
+
+def _with_more_time(found: Results) -> Results:
+    battery = found.run.battery.model_copy(update={"budget_s": 999.0})
+    return with_digest(found.model_copy(update={"run": found.run.model_copy(update={"battery": battery})}))
 
 
 def _waiver(first: int, last: int) -> dict[str, Any]:
@@ -56,8 +81,13 @@ class Scenario:
     waivers: tuple[dict[str, Any], ...] = ()
     refused: bool = False
     """Whether the latest run of the folder was not audited."""
-    options: tuple[str, ...] = field(default=())
-    """Further options of `leakaudit gate`."""
+    rules: tuple[dict[str, Any], ...] = (RATE,)
+    subject: dict[str, Any] = field(default_factory=dict)
+    """What the policy binds the audit to."""
+    base: Callable[[], Results] | None = None
+    """The audit of the last release; None for no baseline."""
+    shown: bool = True
+    """Whether the report says the same; it compares no artefact."""
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -75,6 +105,29 @@ SCENARIOS: dict[str, Scenario] = {
         lambda: _audit(60, 0), Status.FAIL, "In 60 of 60 audited client steps", waivers=(_waiver(-9, -1),)
     ),
     "refused run": Scenario(lambda: _audit(0, 60), Status.ERROR, "this run was not audited", refused=True),
+    "wrong artefact": Scenario(
+        lambda: _bound(_audit(0, 60)), Status.ERROR, "The evidence is not about this artefact", shown=False
+    ),
+    "changed policy": Scenario(
+        lambda: _begun_with_another_policy(_audit(0, 60)),
+        Status.INCONCLUSIVE,
+        "The policy was changed after the run began",
+        subject={"require_policy_of_run": True},
+    ),
+    "regression": Scenario(
+        lambda: _named(_audit(30, 30), "run-2"),
+        Status.FAIL,
+        "baseline",
+        rules=(NO_WORSE, LOOSE),
+        base=lambda: _named(_audit(3, 57), "run-1"),
+    ),
+    "incomparable baseline": Scenario(
+        lambda: _named(_audit(3, 57), "run-2"),
+        Status.INCONCLUSIVE,
+        "they differ in",
+        rules=(NO_WORSE, LOOSE),
+        base=lambda: _with_more_time(_named(_audit(3, 57), "run-1")),
+    ),
 }
 """Name -> scenario."""
 
@@ -86,12 +139,19 @@ def _prepared(folder: Path, scenario: Scenario) -> list[str]:
     (folder / "run").mkdir()
     (folder / "run" / "results.json").write_text(json.dumps(to_json(scenario.results())))
     (folder / "model.bin").write_bytes(b"weights")
-    rules = {"schema": "leakaudit.policy/1", "name": "release", "rules": [RATE]}
-    (folder / "policy.yaml").write_text(yaml.safe_dump(rules))
+    rules = {"schema": "leakaudit.policy/1", "name": "release", "rules": [dict(rule) for rule in scenario.rules]}
+    (folder / "policy.yaml").write_text(
+        yaml.safe_dump(rules | ({"subject": scenario.subject} if scenario.subject else {}))
+    )
     options = [str(folder / "run"), "--policy", str(folder / "policy.yaml")]
     if scenario.refused:
         said = NotAudited(because="the update could not be read", when="2026-11-02T10:00:00Z")
         (folder / "run" / NOT_AUDITED).write_text(said.model_dump_json(by_alias=True))
+    if scenario.base is not None:
+        (folder / "last").mkdir()
+        (folder / "last" / "results.json").write_text(json.dumps(to_json(scenario.base())))
+        done = CliRunner().invoke(main, ["baseline", "set", str(folder / "last"), *options[1:]])
+        assert done.exit_code == 0, done.output
     if scenario.waivers:
         document = {"schema": "leakaudit.waivers/1", "waivers": list(scenario.waivers)}
         (folder / "waivers.yaml").write_text(yaml.safe_dump(document))
@@ -137,9 +197,7 @@ def test_a_release_scenario_ends_as_it_must_in_every_output(name: str, tmp_path:
     options = _prepared(tmp_path, scenario)
     made = {output: tmp_path / file for output, file in OUTPUTS.items()}
     asked = [word for output, file in made.items() for word in (f"--{output}", str(file))]
-    done = CliRunner().invoke(
-        main, ["gate", *options, *asked, "--artifact", str(tmp_path / "model.bin"), *scenario.options]
-    )
+    done = CliRunner().invoke(main, ["gate", *options, *asked, "--artifact", str(tmp_path / "model.bin")])
     want = scenario.verdict
     assert done.exit_code == want.exit_code, done.output
     assert done.stdout.split()[0] == want and scenario.says in " ".join(done.stdout.split())
@@ -152,6 +210,8 @@ def test_a_release_scenario_ends_as_it_must_in_every_output(name: str, tmp_path:
     assert _of_junit(written["junit"]) is want
     assert _of_sarif(written["sarif"]) is want
     assert want in _of_attestation(written["attestation"])
+    if not scenario.shown:
+        return
     code, page, said = _report(tmp_path, options)
     if want is Status.ERROR:
         assert code == want.exit_code and page == "" and scenario.says in said
