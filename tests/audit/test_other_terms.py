@@ -49,7 +49,9 @@ def stamp(snapshot: Snapshot) -> Verification:
     return stamp_of(snapshot, ClientStep.of(snapshot))
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=pytest.mark.integrations)]
+)
 @pytest.mark.parametrize("client", CAUSES, ids=lambda client: client.__name__)
 def test_a_changed_round_is_unverifiable_and_its_note_names_the_cause(
     tmp_path: Path, client: type[clients.Client], optimizer: type[torch.optim.Optimizer]

@@ -108,6 +108,7 @@ def test_row_15_sharded_parameters_are_kept_whole(run: Run, name: str) -> None:
         assert snapshot.model_recipe.class_name == "BertForSequenceClassification"
 
 
+@pytest.mark.integrations
 @pytest.mark.parametrize("name", ["whole", "adapters"])
 def test_a_trainer_that_shards_with_fsdp2_is_kept_whole(name: str) -> None:
     """Accelerate divides the model, whole or with adapters, over the processes."""
@@ -126,6 +127,7 @@ def test_a_trainer_that_shards_with_fsdp2_is_kept_whole(name: str) -> None:
 FLAT = "tests.support.flat_shards"
 
 
+@pytest.mark.integrations
 @pytest.mark.parametrize(
     "name",
     [
@@ -150,6 +152,7 @@ def test_pieces_of_fsdp1_are_kept_whole(name: str) -> None:
         assert verified.relative_error is not None and verified.relative_error < 1e-5
 
 
+@pytest.mark.integrations
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -166,6 +169,7 @@ def test_fsdp1_with_an_option_that_hides_the_update_trains_without_an_audit(name
     assert len(run.updates[0][name]["weights"]) == 4
 
 
+@pytest.mark.integrations
 def test_an_audit_changes_no_weight_and_no_collective_of_fsdp1() -> None:
     """Both processes train to the same bits with it and without it."""
     run = pair(FLAT)
