@@ -94,7 +94,7 @@ def test_a_text_that_came_back_is_never_allowed() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("pass", "on_inconclusive: input should be an object, found 'pass'"),
+        ("pass", "on_inconclusive: expected keys and values, found 'pass'"),
         ("{until: 2026-12-31, owner: o, reason: r}", "key 'since' is missing"),
         ("{since: 2026-12-01, owner: o, reason: r}", "key 'until' is missing"),
         ("{since: 2026-12-01, until: 2026-12-31, reason: r}", "key 'owner' is missing"),
