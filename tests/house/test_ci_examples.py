@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from leakaudit.reports.bundle_check import check_bundle
 from leakaudit.results.files import to_json, with_digest
 from tests.support.factories import audit
 
@@ -77,16 +78,20 @@ CASES = [(60, 0, 3, "FAIL"), (0, 3, 4, "INCONCLUSIVE"), (0, 60, 0, "PASS")]
 def test_the_steps_of_the_action_judge_and_show(folder: Path, leaks: int, clean: int, code: int, word: str) -> None:
     """The last step's code is the verdict; summary, outputs and JUnit are there."""
     action: dict[str, Any] = yaml.safe_load((CI / "github" / "action.yml").read_text())
-    install, judge = action["runs"]["steps"]
-    assert set(judge["env"]) == {"RUN", "POLICY", "WAIVERS"} and "${{" not in judge["run"]
+    install, judge, evidence = action["runs"]["steps"]
+    given = {"RUN": run_of(folder, leaks, clean), "POLICY": "policy.yaml", "POLICY_REF": "", "WAIVERS": ""}
+    for step in (judge, evidence):
+        assert set(step["env"]) == set(given) and "${{" not in step["run"]
     assert shell(folder, install["run"]).returncode == 0
-    done = shell(folder, judge["run"], RUN=run_of(folder, leaks, clean), POLICY="policy.yaml", WAIVERS="")
+    done = shell(folder, judge["run"], **given)
     assert done.returncode == code, done.stdout + done.stderr
     assert f"### leakaudit: {word}" in (folder / "summary.md").read_text()
     told = dict(line.split("=", 1) for line in (folder / "output").read_text().splitlines())
     assert told["verdict"] == word and set(action["outputs"]) <= set(told)
     assert ElementTree.parse(folder / "leakaudit.xml").getroot().tag == "testsuites"
     assert ("::error file=policy.yaml,line=4," in done.stdout) is (code != 0)
+    assert evidence["if"] == "always()" and shell(folder, evidence["run"], **given).returncode == 0
+    assert check_bundle(folder / "leakaudit-evidence.zip").problems == []
 
 
 @pytest.mark.parametrize(("leaks", "clean", "code", "word"), CASES)
@@ -96,6 +101,7 @@ def test_the_job_of_gitlab_ends_with_the_verdict(folder: Path, leaks: int, clean
     variables = {"LEAKAUDIT_RUN": run_of(folder, leaks, clean), "LEAKAUDIT_POLICY": "policy.yaml"}
     assert variables.keys() == job["variables"].keys()
     done = shell(folder, "\n".join(job["script"]), **variables)
+    assert shell(folder, "\n".join(job["after_script"]), **variables).returncode == 0
     assert done.returncode == code, done.stdout + done.stderr
     assert job["artifacts"]["when"] == "always"
     for name in (*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]):
@@ -109,6 +115,8 @@ def test_a_model_is_uploaded_only_if_the_gate_passes(
 ) -> None:
     """INCONCLUSIVE stops the upload as FAIL does."""
     run = run_of(folder, leaks, clean)
+    (folder / "model").mkdir()
+    (folder / "model" / "model.bin").write_bytes(b"weights")
     done = shell(folder, f'"{CI / "publish.sh"}" "{run}" policy.yaml org/model ./model')
     assert done.returncode == code and word in done.stdout
     assert ("uploaded upload org/model ./model" in done.stdout) is (code == 0)
