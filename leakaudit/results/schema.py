@@ -535,7 +535,7 @@ class TakenPolicy(ResultsModel):
 
     name: str
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-    """Of its content with the defaults, as `verdict.json` has it."""
+    """Of its content, as `verdict.json` has it."""
     taken_at: str
     """Time in UTC, in ISO 8601."""
 

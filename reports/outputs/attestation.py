@@ -83,7 +83,7 @@ def _configuration(verdict: Verdict) -> list[dict[str, Any]]:
             "digest": {"sha256": verdict.policy_digest.rpartition(":")[2]},
             "annotations": {
                 "name": plain(verdict.policy),
-                "digestOf": "content with its defaults, as `verdict.json` has it",
+                "digestOf": "content without its defaults, as `verdict.json` has it",
                 **_origin_of_policy(verdict),
             },
         }
