@@ -2,7 +2,7 @@
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
 `requirements`, `coverage` and `rules` judge.
-`verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
+`verdict` holds the answer, `wording` writes its sentences, `way_out` chooses the cheapest defence that passes, and `evaluate` calls them all.
 It may import `results`, `config`, `files` and the names of plugins (`plugins.names`).
 """
 
@@ -22,5 +22,6 @@ __all__ = [
     "undecided",
     "verdict",
     "waivers",
+    "way_out",
     "wording",
 ]

@@ -31,6 +31,7 @@ from leakaudit.gate.rules import Gaps, judge_rules
 from leakaudit.gate.undecided import allowed_for_a_time
 from leakaudit.gate.verdict import Alternative, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, limits_of, waived
+from leakaudit.gate.way_out import way_out
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.consistency import CLOCK_SLACK, contradictions, lacking_steps, moment, unexplained_steps
@@ -75,6 +76,7 @@ def evaluate(
     warn = length_of(limits_of(policy).warn_before)
     rules, said = waived(judge_rules(results, policy, SHIPPED, gaps), waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
+    alternatives = tuple(_alternatives(results, policy, gaps))
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
     verdict = Verdict(
@@ -101,7 +103,8 @@ def evaluate(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps)),
+        alternatives=alternatives,
+        way_out=way_out(results, rules, deciding.id, alternatives),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
         problems=(),
@@ -241,12 +244,18 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
             continue
         rules = judge_rules(results, policy, defense, gaps)
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
-        naive = not any(a.adaptive for a in results.attempts if a.defense == defense)
         figures = tuple(
             Figures.model_validate({name: getattr(r, name) for name in Figures.model_fields}) for r in rules
         )
         overall = _overall(rules, gaps)[0]
+        naive = any(_only_naive(results, rule, defense) for rule in rules if rule.defense == defense)
         yield Alternative(defense=defense, status=overall, open_rules=still_open, naive=naive, rules=figures)
+
+
+def _only_naive(results: Results, rule: RuleVerdict, defense: str) -> bool:
+    """Return whether no attack that is evidence for a rule at level error knew the defence."""
+    mine = [a for a in results.attempts if a.defense == defense and a.attack in rule.attacks and a.finished]
+    return rule.level == "error" and bool(mine) and not any(a.adaptive for a in mine)
 
 
 def _from_the_future(results: Results, now: datetime) -> Iterable[str]:

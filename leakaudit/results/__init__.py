@@ -19,5 +19,6 @@ __all__ = [
     "sequential",
     "short_outputs",
     "summary",
+    "utility",
     "wording",
 ]
