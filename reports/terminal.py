@@ -17,6 +17,7 @@ from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.frontier import next_step
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.wording import meaning, rule_seen
@@ -102,6 +103,8 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         console.print(line)
     if len(verdict.rules) > _MOST_RULES:
         console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
+    if step := next_step(verdict):
+        console.print(Text(f"next: {plain(step)}"))
     for waiver in verdict.waivers:
         console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
 

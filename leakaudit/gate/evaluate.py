@@ -253,7 +253,10 @@ def _alternatives(results: Results, policy: Policy, gaps: Gaps) -> Iterable[Alte
 
 
 def _only_naive(results: Results, rule: RuleVerdict, defense: str) -> bool:
-    """Return whether no attack that is evidence for a rule at level error knew the defence."""
+    """Return whether every attack that is evidence for a rule was naive.
+
+    A naive attack does not know the defence. Only rules at level error count.
+    """
     mine = [a for a in results.attempts if a.defense == defense and a.attack in rule.attacks and a.finished]
     return rule.level == "error" and bool(mine) and not any(a.adaptive for a in mine)
 

@@ -167,7 +167,7 @@ class Alternative(_Verdict):
 
 
 class WayOut(_Verdict):
-    """The tested defence with which the policy is met at the smallest cost to the model."""
+    """The tested defence that passes at the smallest cost to the model."""
 
     defense: str = ""
     """Its label; empty if no defence passes, or if several pass and the cost of none was measured."""

@@ -28,16 +28,16 @@ def effective(alternatives: Iterable[Alternative]) -> list[Alternative]:
 
 
 def rate_rule(rules: Sequence[RuleVerdict], deciding: str | None) -> RuleVerdict | None:
-    """Return the rule by whose leak rate defences are compared; None if no rule on what is shipped counts leaks.
+    """Return the rule by whose leak rate defences are compared.
 
-    That is the rule that decides the verdict, or else the first one on a rate, or else the first one on a count.
+    It is None if no rule on what is shipped counts leaks. Else it is the rule that decides the verdict, or else the first one on a rate, or else the first one on a count.
     """
     counting = [r for r in rules if r.level == "error" and r.defense == SHIPPED and r.k is not None]
     return min(counting, key=lambda r: (r.id != deciding, r.kind != "max_rate"), default=None)
 
 
 def figures_of(alternative: Alternative, rule: RuleVerdict | None) -> Figures | None:
-    """Return the numbers of a rule under a defence that is not shipped; None without a rule."""
+    """Return the numbers of a rule under a defence; None without a rule."""
     return next((found for found in alternative.rules if rule is not None and found.id == rule.id), None)
 
 
@@ -56,7 +56,7 @@ def seen_in_words(rule: RuleVerdict, figures: Figures | RuleVerdict) -> str:
 def way_out(
     results: Results, rules: Sequence[RuleVerdict], deciding: str | None, alternatives: Sequence[Alternative]
 ) -> WayOut:
-    """Return the tested defence that meets the policy at the smallest cost, or what is missing.
+    """Return the defence that passes at the smallest cost, or what is missing.
 
     The cost is the upper end of the interval of the loss of utility. A loss without an interval stands after those with one, because its
     upper end is unknown. Of equal losses, the shorter training step decides. Nothing is chosen if several defences pass and none was measured.
@@ -85,7 +85,7 @@ _UNMEASURED = "What this costs the model was not measured."
 
 
 def _cost(results: Results, known: dict[str, Loss], alternative: Alternative) -> tuple[bool, float, float]:
-    """Return the sort key of a defence: the upper end of its loss, then the time of a training step."""
+    """Return the sort key of a defence: the upper end of its loss, then its time."""
     loss = known[alternative.defense]
     seconds = [p.seconds for p in results.prices if p.defense == alternative.defense and p.seconds is not None]
     end = loss.lost if loss.interval is None else loss.interval[1]

@@ -25,7 +25,7 @@ class Loss:
 
     @property
     def lost(self) -> float:
-        """The difference with a sign that says how much worse the model is; negative if it is better."""
+        """How much worse the model is, in the metric's units; negative if better."""
         return -self.difference if self.utility.higher_is_better else self.difference
 
     @property
@@ -68,13 +68,13 @@ def losses(results: Results) -> dict[str, Loss]:
 
 
 def main_metric(results: Results) -> str | None:
-    """Return the metric in which defences are compared; None if no difference was measured."""
+    """Return the metric in which defences are compared; None without a difference."""
     counts = Counter(u.metric for u in results.utility if _usable(u))
     return max(counts, key=counts.__getitem__, default=None)
 
 
 def why_unknown(results: Results, defense: str) -> str:
-    """Return why `losses` has no number for a defence, as a clause without a full stop."""
+    """Return why `losses` has no number for a defence, as a clause."""
     mine = [u for u in results.utility if u.defense == defense]
     if not mine:
         return "its utility was not measured"
@@ -88,7 +88,9 @@ def why_unknown(results: Results, defense: str) -> str:
 
 
 def signed(value: float, beside: Sequence[float] = ()) -> str:
-    """Return a difference with its sign, and as many digits as the largest number beside it needs.
+    """Return a difference with its sign.
+
+    It has as many digits as the largest number beside it needs.
 
     >>> signed(-0.3), signed(0.002, [0.017]), signed(0.0), signed(1234.5)
     ('-0.3', '+0.002', '0.0', '+1,234')

@@ -1,4 +1,4 @@
-"""The cheapest way to a verdict that passes: which defence may be named, and which never."""
+"""The cheapest way to PASS: which defence may be named, and which never."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_defence_with_a_training_that_diverged_has_no_cost() -> None:
 
 
 def test_costs_in_different_metrics_are_not_compared() -> None:
-    """0.1 of a loss and 0.01 of an accuracy have no order; the metric with most defences counts."""
+    """They have no order; the metric with most defences counts."""
     costs = (
         utility("odd", 0.0, (0.0, 0.0), metric="f1"),
         utility("b", -0.02, (-0.03, -0.01)),
@@ -143,7 +143,7 @@ def test_a_search_that_gave_up_or_nothing_that_applied_makes_no_defence_effectiv
 def test_steps_that_failed_verification_make_no_defence_effective(
     stamp: VerificationStatus, status: AttemptStatus
 ) -> None:
-    """Nothing came back from an update that may be of another batch, which says nothing about the defence."""
+    """What cannot be recovered from another batch's update says nothing of a defence."""
     attempts = [attempt(i, defense=name, status=status) for i in range(STEPS) for name in ("none", "d")]
     found = results([step(i, stamp) for i in range(STEPS)], attempts, utility=(utility("d", 0.0, (0.0, 0.0)),))
     verdict = evaluate(found, policy(), now=NOW)
