@@ -13,7 +13,7 @@ from leakaudit.gate.verdict import Alternative, Figures, RuleVerdict, Status, Ve
 from leakaudit.gate.way_out import effective, figures_of, rate_rule
 from leakaudit.reports.comparison import Outcomes, outcomes
 from leakaudit.reports.frontier_chart import State
-from leakaudit.results.as_sent import PRODUCED, shipped_column
+from leakaudit.results.as_sent import AS_SENT, PRODUCED, shipped_column
 from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results
 from leakaudit.results.utility import Loss, losses, why_unknown
@@ -72,7 +72,7 @@ def compared_defences(results: Results, verdict: Verdict) -> list[Compared]:
     Defences of one family stand together, in the order of their strengths.
     """
     rule = compared_rule(verdict)
-    judged = {one.defense: one for one in verdict.alternatives}
+    judged = {one.defense: one for one in (*_as_shipped(results, verdict, rule), *verdict.alternatives)}
     known = losses(results)
     names = dict.fromkeys([*judged, *(u.defense for u in results.utility)])
     names.pop(PRODUCED, None)
@@ -85,12 +85,26 @@ def compared_defences(results: Results, verdict: Verdict) -> list[Compared]:
     return rows
 
 
+def _as_shipped(results: Results, verdict: Verdict, rule: RuleVerdict | None) -> list[Alternative]:
+    """Return the update as it is sent, if something changed it after training."""
+    shipped = shipped_column(results)
+    if shipped == PRODUCED or rule is None:
+        return []
+    still_open = tuple(r.id for r in verdict.rules if r.level == "error" and r.status is not Status.PASS)
+    numbers = (_figures(rule),)
+    return [Alternative(defense=shipped, status=verdict.verdict, open_rules=still_open, naive=False, rules=numbers)]
+
+
+def _figures(rule: RuleVerdict) -> Figures:
+    return Figures.model_validate({name: getattr(rule, name) for name in Figures.model_fields})
+
+
 def _undefended(results: Results, rule: RuleVerdict | None) -> Figures | None:
     """Return the numbers of the rule for the update as the training produced it."""
     if rule is None:
         return None
     if shipped_column(results) == PRODUCED:
-        return Figures.model_validate({name: getattr(rule, name) for name in Figures.model_fields})
+        return _figures(rule)
     seen = outcomes_of(results, PRODUCED, rule)
     n = len(seen.by_step)
     return Figures(
@@ -216,20 +230,19 @@ def cost_in_words(results: Results, defense: str) -> str:
     """Return what a defence costs the model, or why that is not known."""
     loss = losses(results).get(defense)
     if loss is None:
-        return f"not measured: {why_unknown(results, defense)}" if any_of(results, defense) else "not measured"
+        return (
+            f"not measured: {why_unknown(results, defense)}"
+            if any(u.defense == defense for u in results.utility)
+            else "not measured"
+        )
     seeds = f" ({counted(len(loss.utility.seeds), 'seed')})" if loss.utility.seeds else ""
     return loss.words + seeds
-
-
-def any_of(results: Results, defense: str) -> bool:
-    """Return whether trainings under a defence are recorded, whatever they ended with."""
-    return any(u.defense == defense for u in results.utility)
 
 
 def command_for(results: Results) -> str:
     """Return the command that measures what the tested defences cost, to be copied."""
     names = dict.fromkeys([PRODUCED, *(a.defense for a in results.attempts)])
-    names.pop("as-sent", None)
+    names.pop(AS_SENT, None)
     return (
         "leakaudit frontier --model MODEL --data train.jsonl --eval eval.jsonl "
         f"--defenses {shlex.quote(','.join(names))} --out FOLDER"

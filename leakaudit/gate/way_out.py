@@ -41,7 +41,7 @@ def figures_of(alternative: Alternative, rule: RuleVerdict | None) -> Figures | 
     return next((found for found in alternative.rules if rule is not None and found.id == rule.id), None)
 
 
-def seen_in_words(rule: RuleVerdict, figures: Figures | RuleVerdict) -> str:
+def seen_in_words(rule: RuleVerdict, figures: Figures) -> str:
     """Return what was found under a defence: `no sentence in 60 steps (at most 4.9%)`."""
     if not figures.n or figures.k is None:
         return "no evidence"

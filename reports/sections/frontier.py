@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from leakaudit.gate.events import EVENTS
@@ -43,7 +44,7 @@ def section(redacted: RedactedResult) -> Section | None:
         "line": f"LeakAuditCallback(defense={json.dumps(plain(chosen), ensure_ascii=False)})" if chosen else "",
         "command": "" if any(row.loss for row in rows) else plain(command_for(results)),
         "rows": [_row(results, row, rule, chosen) for row in rows],
-        "left_out": [(row.defense, row.why_not) for row in rows[1:] if row.why_not],
+        "left_out": [(shown_name(results, row.defense), row.why_not) for row in rows[1:] if row.why_not],
         "claims": any(p.epsilon is not None for p in results.privacy),
     }
     return Section("frontier", "What each defence costs", context | _chart(results, rule, rows[0], drawn, chosen))
@@ -104,13 +105,9 @@ def _points(results: Results, rows: list[Compared], chosen: str) -> list[Frontie
         )
     worse = dominated([(point.lost, point.upper) for point in found])
     return [
-        point if row.number == 0 else _with(point, hollow)
+        replace(point, dominated=hollow and row.number > 0)
         for row, point, hollow in zip(rows, found, worse, strict=True)
     ]
-
-
-def _with(point: FrontierPoint, hollow: bool) -> FrontierPoint:
-    return FrontierPoint(**{**point.__dict__, "dominated": hollow})
 
 
 def _label(results: Results, row: Compared) -> str:

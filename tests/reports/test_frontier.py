@@ -23,7 +23,16 @@ from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.sections.frontier import section
-from leakaudit.results.schema import Attempt, AttemptStatus, Price, Privacy, Results, Utility
+from leakaudit.results.schema import (
+    Attempt,
+    AttemptStatus,
+    Price,
+    Privacy,
+    Results,
+    Utility,
+    Verification,
+    VerificationStatus,
+)
 from tests.gate.test_way_out import STEPS, clean, utility
 from tests.reports.test_charts import drawn, marks
 from tests.support.factories import NOW, attempt, policy, results, step
@@ -248,6 +257,22 @@ def test_a_verdict_that_passes_recommends_nothing() -> None:
     found = results([step(i) for i in range(STEPS)], attempts, utility=(utility("d", -0.1, (-0.2, 0.0)),))
     shown = panel(found).context
     assert (next_step(judged(found)), shown["line"], shown["way_out"]) == ("", "", "The policy is met already.")
+
+
+def test_what_the_run_sends_has_a_row_of_its_own_beside_no_defence() -> None:
+    """If something changed the update, `no defence` is what the training produced."""
+    leaks = {"none": STEPS, "as-sent": 30, "d": 0}
+    attempts = [attempt(i, defense=name, leaks=i < k) for name, k in leaks.items() for i in range(STEPS)]
+    stamp = Verification(status=VerificationStatus.VERIFIED, relative_error=1e-6)
+    steps = [step(i, shipped="noise").model_copy(update={"sent": stamp}) for i in range(STEPS)]
+    found = results(steps, attempts, utility=(utility("d", -0.1, (-0.2, 0.0)),))
+    shown = panel(found).context
+    assert [(row["name"], row["leak"].partition(",")[0], row["status"]) for row in shown["rows"]] == [
+        ("no defence", "60 of 60 steps", ""),
+        ("as sent", "30 of 60 steps", "FAIL"),
+        ("d", "0 of 60 steps", "PASS"),
+    ]
+    assert shown["left_out"] == [("as sent", "its utility was not measured")]
 
 
 def test_one_step_gives_no_chart() -> None:
