@@ -45,7 +45,9 @@ def section(redacted: RedactedResult) -> Section | None:
         "command": "" if any(row.loss for row in rows) else plain(command_for(results)),
         "rows": [_row(results, row, rule, chosen) for row in rows],
         "left_out": [(shown_name(results, row.defense), row.why_not) for row in rows[1:] if row.why_not],
-        "claims": any(p.epsilon is not None for p in results.privacy),
+        "priced": bool(results.prices),
+        "claimed": bool(results.privacy),
+        "caption_of_table": _under_the_table(results),
     }
     return Section("frontier", "What each defence costs", context | _chart(results, rule, rows[0], drawn, chosen))
 
@@ -139,10 +141,10 @@ def _caption(results: Results, rule: RuleVerdict, loss: Loss) -> str:
     points = f" A point is a hundredth of {loss.utility.metric}." if loss.points else ""
     trained = loss.utility.steps
     after = f", after trainings of {counted(trained, 'step')}" if trained is not None else ""
-    limit = f"; the policy allows {percent(rule.threshold)}" if rule.kind == "max_rate" else ""
+    allowed = percent(rule.threshold) if rule.kind == "max_rate" else counted(int(rule.threshold), "step")
     return (
         f"To the right: how much worse the model is than without a defence{after}, with the 95% interval.{points} Upwards: the share of steps "
-        f"in which {what} (rule {rule.id}{limit}); the mark stands at the upper bound, and its line goes down to the lower bound. The lower left "
+        f"in which {what} (rule {rule.id}, which allows {allowed}); the mark stands at the upper bound, and its line goes down to the lower bound. The lower left "
         f"corner is best. Marks that would cover each other are moved apart by a few pixels. Each attack was allowed {run_time(results.run.battery.budget_s)} a step. The upright axis is stretched near 0%."
     )
 
@@ -201,6 +203,16 @@ def _row(results: Results, row: Compared, rule: RuleVerdict | None, chosen: str)
         "status": "" if row.alternative is None else row.alternative.status.value,
         "passes": _passes(row, rule),
     }
+
+
+def _under_the_table(results: Results) -> str:
+    """Return what the columns on prices and on epsilon mean, or why there are none."""
+    prices = "Step time and traffic " + (
+        "are multiples of those without a defence." if results.prices else "were not measured."
+    )
+    if not results.privacy:
+        return f"{prices} No accountant stated an epsilon."
+    return f"{prices} An epsilon is what an accountant states; the audit does not confirm it."
 
 
 def _leak(row: Compared) -> str:

@@ -199,6 +199,8 @@ def test_prices_are_multiples_and_missing_ones_are_said() -> None:
         ("1.25", "0.03"),
         ("not measured", "not measured"),
     ]
+    assert "Step time and traffic are multiples" in page(found)
+    assert "Step time and traffic were not measured. No accountant stated an epsilon." in page(audited(clean("a")))
 
 
 def test_the_strongest_attack_is_named_with_what_it_knew() -> None:
