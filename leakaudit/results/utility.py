@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from leakaudit.results.schema import Results, Utility
 from leakaudit.results.wording import counted
 
+UTILITY_OF = "utility under "
+"""How an entry of `Coverage.not_tested` begins that says why the utility of a defence was not measured; the label of the defence follows."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -77,11 +80,10 @@ def why_unknown(results: Results, defense: str) -> str:
     """Return why `losses` has no number for a defence, as a clause."""
     mine = [u for u in results.utility if u.defense == defense]
     if not mine:
-        return "its utility was not measured"
+        said = (one.why for one in results.coverage.not_tested if one.what == f"{UTILITY_OF}{defense}")
+        return next(said, "its utility was not measured").rstrip(".")
     if worst := max(u.diverged for u in mine):
-        seeds = max(len(u.seeds) for u in mine)
-        of = f"{worst} of {counted(seeds, 'training')}" if seeds >= worst else counted(worst, "training")
-        return f"{of} diverged"
+        return f"{counted(worst, 'training')} under it diverged"
     if not any(_usable(u) for u in mine):
         return "there is no training without the defence to compare with"
     return f"its utility was measured in {', '.join(dict.fromkeys(u.metric for u in mine))} only"

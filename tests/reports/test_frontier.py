@@ -26,6 +26,8 @@ from leakaudit.reports.sections.frontier import section
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,
+    Coverage,
+    NotTested,
     Price,
     Privacy,
     Results,
@@ -155,10 +157,16 @@ def test_strengths_of_one_defence_stand_in_their_order_on_one_line() -> None:
 def test_a_defence_without_a_measured_utility_is_listed_with_the_reason() -> None:
     """It has no place in the chart, and certainly not at zero."""
     costs = (utility("known", -0.01), utility("breaks", 0.0, diverged=2))
-    found = audited(clean("known") | clean("breaks") | clean("unmeasured"), utility=costs)
+    said = Coverage(
+        not_tested=(NotTested(what="utility under unfit", why="it needs a gradient of each example."),),
+        audited_steps=STEPS,
+    )
+    tested = clean("known") | clean("breaks") | clean("unmeasured") | clean("unfit")
+    found = audited(tested, utility=costs, coverage=said)
     assert panel(found).context["left_out"] == [
-        ("breaks", "2 of 3 trainings diverged"),
+        ("breaks", "2 trainings under it diverged"),
         ("unmeasured", "its utility was not measured"),
+        ("unfit", "it needs a gradient of each example"),
     ]
     assert len(drawn(panel(found).context["chart"], "path", stroke_width="1.6")) == 2
 
