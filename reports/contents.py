@@ -21,6 +21,7 @@ ORDER = (
     "labels",
     "matrix",
     "defences",
+    "frontier",
     "confidence",
     "coverage",
     "cost",

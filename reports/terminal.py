@@ -18,6 +18,7 @@ from leakaudit.gate.explained import is_built_in
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.frontier import next_step
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.wording import meaning, rule_seen, run_in_words
@@ -108,6 +109,8 @@ def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | N
         console.print(Text(plain(run_in_words(run)), style="dim"))
     if len(verdict.runs) > _MOST_RUNS:
         console.print(Text(f"and {len(verdict.runs) - _MOST_RUNS} more runs", style="dim"))
+    if step := next_step(verdict):
+        console.print(Text(f"next: {plain(step)}"))
     for waiver in verdict.waivers:
         console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
     if hint := _hint(verdict):

@@ -3,7 +3,8 @@
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
 `requirements`, `coverage`, `regression` and `rules` judge; `imported` judges what another auditor found, and
 `pooling` joins several audits.
-`verdict` holds the answer, `wording` writes its sentences, and `evaluate` calls them all.
+`verdict` holds the answer, `wording` writes its sentences, `way_out` chooses the cheapest defence that passes, and
+`evaluate` calls them all.
 It may import `results`, `config`, `files` and what plugins say of themselves (`plugins.names`, `plugins.described`).
 """
 
@@ -34,5 +35,6 @@ __all__ = [
     "undecided",
     "verdict",
     "waivers",
+    "way_out",
     "wording",
 ]

@@ -34,6 +34,7 @@ from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
 from leakaudit.gate.undecided import allowed_for_a_time
 from leakaudit.gate.verdict import Alternative, BaselineUsed, ControlVerdict, Figures, RuleVerdict, Status, Verdict
 from leakaudit.gate.waivers import Waivers, limits_of, waived
+from leakaudit.gate.way_out import way_out
 from leakaudit.gate.wording import ended
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.consistency import CLOCK_SLACK, contradictions, lacking_steps, moment, unexplained_steps
@@ -131,6 +132,7 @@ def judge(
     warn = length_of(limits_of(policy).warn_before)
     rules, said = waived(judged, waivers or Waivers(), results.run.id, now, warn)
     overall, deciding = _overall(rules, gaps)
+    alternatives = tuple(_alternatives(results, policy, gaps, reference, of_others, index))
     back = recovered(results, shipped_column(results))
     finished = moment(results.run.finished)
     verdict = Verdict(
@@ -158,7 +160,8 @@ def judge(
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
         rules=tuple(sorted(rules, key=_order)),
         controls=controls,
-        alternatives=tuple(_alternatives(results, policy, gaps, reference, of_others, index)),
+        alternatives=alternatives,
+        way_out=way_out(results, rules, deciding.id, alternatives),
         waivers=said,
         waivers_digest="" if waivers is None else waivers.digest,
         imports=tuple(imports(imported)),
@@ -317,12 +320,21 @@ def _alternatives(
             continue
         rules = [*judge_rules(results, policy, defense, gaps, reference, index), *of_others]
         still_open = tuple(r.id for r in rules if r.level == "error" and r.status is not Status.PASS)
-        naive = not any(a.adaptive for a in index.of_defense[defense])
         figures = tuple(
             Figures.model_validate({name: getattr(r, name) for name in Figures.model_fields}) for r in rules
         )
         overall = _overall(rules, gaps)[0]
+        naive = any(_only_naive(index, rule, defense) for rule in rules if rule.defense == defense)
         yield Alternative(defense=defense, status=overall, open_rules=still_open, naive=naive, rules=figures)
+
+
+def _only_naive(index: Index, rule: RuleVerdict, defense: str) -> bool:
+    """Return whether every attack that is evidence for a rule was naive.
+
+    A naive attack does not know the defence. Only rules at level error count.
+    """
+    mine = [a for a in index.of_defense[defense] if a.attack in rule.attacks and a.finished]
+    return rule.level == "error" and bool(mine) and not any(a.adaptive for a in mine)
 
 
 def _from_the_future(results: Results, now: datetime) -> Iterable[str]:

@@ -201,7 +201,8 @@ class Alternative(_Verdict):
     open_rules: tuple[str, ...]
     """Ids of the rules at level error that would not pass."""
     naive: bool
-    """Whether all attacks ran without knowing the defence."""
+    """Whether all attacks that are evidence for a rule at level error ran without knowing the defence. Such a PASS does not make the defence
+    effective."""
     rules: tuple[Figures, ...]
 
 
@@ -245,6 +246,21 @@ class About(_Verdict):
     data: str = ""
     code_commit: str | None = None
     code_dirty: bool | None = None
+
+
+class WayOut(_Verdict):
+    """The tested defence that passes at the smallest cost to the model."""
+
+    defense: str = ""
+    """Its label; empty if no defence passes, or if several pass and the cost of none was measured."""
+    passing: tuple[str, ...] = ()
+    """All defences that pass against attacks that knew them."""
+    seen: str = ""
+    """What was found under it: `no sentence in 60 steps (at most 4.9%)`."""
+    cost: str = ""
+    """The difference of the model's utility, such as `accuracy -0.3 points [-0.9, +0.2]`; empty if it was not measured."""
+    sentence: str
+    """The above, or what is missing."""
 
 
 class Verdict(_Verdict):
@@ -294,6 +310,8 @@ class Verdict(_Verdict):
     """Rules at level error first; within a level the worst first."""
     controls: tuple[ControlVerdict, ...]
     alternatives: tuple[Alternative, ...]
+    way_out: WayOut | None = None
+    """The cheapest of the alternatives; None for ERROR, and in a verdict of an earlier version."""
     waivers: tuple[WaiverVerdict, ...] = ()
     """What became of each waiver that was given."""
     waivers_digest: str = ""

@@ -24,5 +24,6 @@ __all__ = [
     "sequential",
     "short_outputs",
     "summary",
+    "utility",
     "wording",
 ]

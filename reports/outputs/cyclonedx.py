@@ -9,6 +9,7 @@ from typing import Any
 
 from leakaudit import __version__
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.way_out import effective
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.outputs.markdown import NEXT
 from leakaudit.reports.wording import meaning, policy_changed
@@ -112,7 +113,7 @@ def _metric(rule: RuleVerdict) -> dict[str, Any]:
 
 
 def _risk(rule: RuleVerdict, verdict: Verdict) -> dict[str, str]:
-    passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
+    passing = [one.defense for one in effective(verdict.alternatives)]
     way_out = f" Passes in this audit: {', '.join(passing[:5])}." if passing else ""
     said = " ".join([f"{rule.word}, {rule.id}: {rule.sentence}", *rule.reasons])
     return {

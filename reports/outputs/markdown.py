@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.gate.way_out import effective
 from leakaudit.gate.wording import allowed
 from leakaudit.reports.escaping import markdown_text
+from leakaudit.reports.frontier import next_step
 from leakaudit.reports.wording import (
     age_in_words,
     confidence_level,
@@ -51,7 +53,7 @@ def summary(verdict: Verdict) -> str:
         f"**{markdown_text(meaning(verdict))}**",
         markdown_text(verdict.sentence),
         "",
-        f"**Next:** {ALLOWED if verdict.allowed else NEXT[verdict.verdict]}",
+        f"**Next:** {' '.join(filter(None, [ALLOWED if verdict.allowed else NEXT[verdict.verdict], _way_out(verdict)]))}",
         "",
     ]
     table = [
@@ -64,6 +66,12 @@ def summary(verdict: Verdict) -> str:
     more = [f"and {counted(len(rows) - len(kept), 'more rule')}"] if len(kept) < len(rows) else []
     shown = [*table, *kept, *more, ""] if rows else []
     return "\n".join([*head, *shown, *foot]) + "\n"
+
+
+def _way_out(verdict: Verdict) -> str:
+    """Return the defence to ship, as a sentence; empty if there is none to name."""
+    step = next_step(verdict)
+    return markdown_text(step[:1].upper() + step[1:])[:1000]
 
 
 def _row(rule: RuleVerdict) -> str:
@@ -85,7 +93,7 @@ def _foot(verdict: Verdict) -> list[str]:
     lines = [f"- {markdown_text(reason)[:1000]}" for reason in said[:20]]
     if lines:
         lines.append("")
-    passing = [one.defense for one in verdict.alternatives if one.status is Status.PASS]
+    passing = [one.defense for one in effective(verdict.alternatives)]
     if passing and verdict.verdict is not Status.PASS:
         lines += [f"Passes in this audit: {markdown_text(', '.join(passing[:5]))}.", ""]
     age = "" if verdict.evidence_age_s is None else f" Evidence of {age_in_words(verdict.evidence_age_s)} ago"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.gate.policy import SHIPPED
-from leakaudit.gate.verdict import Alternative, RuleVerdict, Status, Verdict
+from leakaudit.gate.verdict import Alternative, RuleVerdict, Verdict
 from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
+from leakaudit.reports.frontier import cost_in_words, way_out
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import run_time
-from leakaudit.results.as_sent import shipped_column
-from leakaudit.results.recovery import in_words, recovered
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -27,7 +25,7 @@ def section(redacted: RedactedResult) -> Section:
         {
             "risk": _risk(results, verdict),
             "anchor": "" if worst is None else evidence_anchor(worst, redacted),
-            "way_out": _way_out(results, verdict),
+            "way_out": way_out(results, verdict),
             "alternatives": [_alternative(results, alternative) for alternative in verdict.alternatives],
         },
     )
@@ -38,7 +36,7 @@ def _alternative(results: Results, alternative: Alternative) -> dict[str, Any]:
         "defense": alternative.defense,
         "status": alternative.status,
         "open": ", ".join(alternative.open_rules) or "none",
-        "cost": _utility(results, alternative.defense) or "not measured",
+        "cost": cost_in_words(results, alternative.defense),
     }
 
 
@@ -61,48 +59,4 @@ def _risk(results: Results, verdict: Verdict) -> str:
     return (
         f"The worst case of rule {rule.id} ({rule.severity}) is training step {step}: "
         f"the attack {worst.attack} needed {run_time(worst.wall_s)}{value}."
-    )
-
-
-def _way_out(results: Results, verdict: Verdict) -> str:
-    if verdict.verdict is Status.PASS:
-        return _met(results, verdict)
-    if verdict.verdict is Status.ERROR:
-        return "Fix the problems with the evidence first."
-    if not verdict.alternatives:
-        return "No other defence than the one that the run ships was tested."
-    passing = [a for a in verdict.alternatives if a.status is Status.PASS]
-    if passing:
-        best = min(passing, key=lambda a: _loss(results, a))
-        cost = _utility(results, best.defense)
-        return f"Shipping {best.defense} would pass ({cost or 'cost to the model not measured'})."
-    undecided = [a.defense for a in verdict.alternatives if a.status is Status.INCONCLUSIVE]
-    if undecided and verdict.verdict is Status.FAIL:
-        return f"No tested defence passes yet. Undecided for lack of evidence: {', '.join(undecided)}."
-    return "No tested defence passes."
-
-
-def _met(results: Results, verdict: Verdict) -> str:
-    """Say under which defence a policy is met."""
-    looked = dict.fromkeys(rule.defense for rule in verdict.rules if rule.level == "error")
-    if {SHIPPED, shipped_column(results)} & {*looked}:
-        return "The policy is met already."
-    back = in_words(recovered(results, shipped_column(results)))
-    return f"The policy is met under {', '.join(looked)}, which the run does not ship" + (
-        f"; from the update that it ships, {back} came back." if back else "."
-    )
-
-
-def _loss(results: Results, alternative: Alternative) -> float:
-    """Return the loss of utility under a defence; infinity if it was not measured."""
-    for utility in results.utility:
-        if utility.defense == alternative.defense and utility.baseline is not None:
-            return utility.baseline - utility.value
-    return float("inf")
-
-
-def _utility(results: Results, defense: str) -> str:
-    found = [u for u in results.utility if u.defense == defense]
-    return "; ".join(
-        f"{u.metric} {u.value:.3g}" + (f", {u.baseline:.3g} without" if u.baseline is not None else "") for u in found
     )
