@@ -60,6 +60,8 @@ class AuditRun:
     results_log: ResultsLog
     missed: MissedSteps = field(default_factory=MissedSteps)
     started: float = field(default_factory=time.monotonic)
+    trained: int = 0
+    """Optimizer steps since this run began."""
     blocked_s: float = 0.0
     """Seconds that the training thread spent in this object, without those in the recorder."""
     disk_stuck: bool = False
@@ -185,6 +187,7 @@ class AuditRun:
 
     def after_step(self) -> None:
         """Start the side process again if it died, and log its new results."""
+        self.trained += 1
         if not self.trainer.writes:
             return
         start = time.perf_counter()
@@ -270,6 +273,7 @@ class AuditRun:
             not_finite=counters.not_finite,
             failed=counters.failed,
             overhead=_overhead(self),
+            privacy=self.description.privacy(self.config.privacy, self.trained),
             interrupted=interrupted,
         )
 

@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import problem_at, read_yaml
 from leakaudit.config.yaml_document import Document, compose, read_text
+from leakaudit.gate.claims import ClaimedEpsilon
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy_parts import (
     AllowedUndecided,
@@ -169,10 +170,19 @@ class Scope(_Policy):
         return (self.attack,) if isinstance(self.attack, str) else self.attack
 
 
+_LIMITS = {
+    "max_rate": {"event"},
+    "max_count": {"event"},
+    "max_value": {"metric", "statistic"},
+    "claimed_epsilon": set[str](),
+}
+"""Key of a limit -> the keys that go with it."""
+
+
 class Rule(_Policy):
     """One limit: on how often an event happens, or on a statistic of a metric.
 
-    A rule has `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`.
+    A rule has `event` with `max_rate` or `max_count`, or `metric` and `statistic` with `max_value`, or `claimed_epsilon` alone.
     """
 
     id: RuleId
@@ -200,22 +210,30 @@ class Rule(_Policy):
     value."""
     max_value: float | None = Field(default=None, ge=0.0, le=HIGHEST_LIMIT)
     """Largest value of the statistic."""
+    claimed_epsilon: ClaimedEpsilon | None = None
+    """Largest epsilon of differential privacy that an accountant may give, such as `{max: 8, delta_max: 1e-5}`. The audit does not confirm the
+    accountant's number."""
 
     @property
     def threshold(self) -> float:
-        """The limit: `max_rate`, `max_count` or `max_value`."""
+        """The limit: `max_rate`, `max_count`, `max_value` or that of epsilon."""
+        if self.claimed_epsilon is not None:
+            return self.claimed_epsilon.max
         return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        limits = [name for name in ("max_rate", "max_count", "max_value") if getattr(self, name) is not None]
+        limits = [name for name in _LIMITS if getattr(self, name) is not None]
         if len(limits) != 1:
             found = " and ".join(limits) or "none"
-            raise ValueError(f"rule {self.id!r} needs exactly one of max_rate, max_count, max_value; found {found}")
-        wanted = {"metric", "statistic"} if limits == ["max_value"] else {"event"}
+            raise ValueError(f"rule {self.id!r} needs exactly one of {', '.join(_LIMITS)}; found {found}")
+        wanted = _LIMITS[limits[0]]
         given = {name for name in ("event", "metric", "statistic") if getattr(self, name) is not None}
         if given != wanted:
-            need, found = " and ".join(sorted(wanted)), " and ".join(sorted(given)) or "none"
+            need, found = (
+                " and ".join(sorted(wanted)) or "no event and no metric",
+                " and ".join(sorted(given)) or "none",
+            )
             raise ValueError(f"rule {self.id!r}: {limits[0]} goes with {need}; found {found}")
         if self.min_tokens is not None and (self.event is None or not EVENTS[self.event].any_length):
             events = ", ".join(name for name, event in EVENTS.items() if event.any_length)
@@ -304,6 +322,13 @@ class Policy(_Policy):
                     f"rule {rule.id!r} allows {rule.max_count} leaks, and {self.evidence.min_steps} steps are enough to pass it (min_steps), "
                     "so it could pass where every step leaks; lower max_count, raise min_steps or write max_rate",
                 )
+        if all(rule.claimed_epsilon is not None for rule in self.rules if rule.level == "error") and any(
+            rule.level == "error" for rule in self.rules
+        ):
+            raise problem_at(
+                ("rules",),
+                "every rule at level error is about a claimed epsilon, so no attack could fail the policy; add a rule with an event",
+            )
         if all(rule.level == "warn" for rule in self.rules):
             raise problem_at(
                 ("rules",),

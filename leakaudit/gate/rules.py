@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from leakaudit.gate.claims import judge_claim
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.evidence import Evidence, gather
@@ -43,9 +44,12 @@ def judge_rules(results: Results, policy: Policy, shipped_as: str, gaps: Gaps) -
 
 
 def _judge(results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps) -> RuleVerdict:
+    column = shipped_column(results) if defense == SHIPPED else defense
+    if rule.claimed_epsilon is not None:
+        return judge_claim(results, rule, rule.claimed_epsilon, column, defense, gaps.sentences)
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
-    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers)
+    evidence = gather(results, rule, column, readers)
     confidence = policy.statistics.confidence
     outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
     unmet = list(gaps.sentences)

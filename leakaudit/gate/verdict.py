@@ -47,7 +47,7 @@ class RuleVerdict(_Verdict):
     severity: str
     level: str
     status: Status
-    kind: Literal["max_rate", "max_count", "max_value"]
+    kind: Literal["max_rate", "max_count", "max_value", "claimed_epsilon"]
     subject: str
     """The event, or the statistic and the metric."""
     defense: str

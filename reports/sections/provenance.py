@@ -5,6 +5,7 @@ from __future__ import annotations
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.reports.wording import date_and_time, short_digest
+from leakaudit.results.privacy import shipped_in_words
 from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.results.wording import counted
 
@@ -43,6 +44,7 @@ def section(redacted: RedactedResult) -> Section:
         *([("Trained parts", ", ".join(trained))] if trained else []),
         *([("Update", regime.update)] if regime.update else []),
         ("Batch", f"{batch}{tokens}, accumulation {regime.accumulation}{clip}"),
+        ("Differential privacy", shipped_in_words(results)),
         ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
     ]
     stamps = [
