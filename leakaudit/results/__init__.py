@@ -13,6 +13,7 @@ __all__ = [
     "journal",
     "lengths",
     "not_audited",
+    "privacy",
     "recovery",
     "regime",
     "schema",
