@@ -101,8 +101,7 @@ class Audit:
         """
         check_text_mode(config.text)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder = folder
-        self.config = config
+        self.folder, self.config = folder, config
         self.device = device or torch.device("cpu")
         self._on_gpu = self.device.type == "cuda"
         self._pairing = pairing

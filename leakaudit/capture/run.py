@@ -230,7 +230,7 @@ class AuditRun:
         for line in (*self.side.outcome(), kept_in_words(totals, self.config)):
             notify(line)
         if not self.side.detached:
-            self._notify_of_remaining()
+            _notify_of_remaining(self.spool)
 
     def interrupt(self, what: str) -> None:
         """End the audit of a run that an exception ended.
@@ -250,7 +250,7 @@ class AuditRun:
         self.spool.finish(self.spool.totals() or self.totals(None, interrupted=True))  # totals: only the waiting ended
         kept = counted(self.recorder.counters.kept, "step was", "steps were")
         notify(f"{what}; {kept} kept; {self.side.continue_detached()}")
-        self._notify_of_remaining()
+        _notify_of_remaining(self.spool)
 
     def stop(self) -> None:
         """Remove the hooks and tell the side process to end, without waiting."""
@@ -292,10 +292,6 @@ class AuditRun:
         self.side.stop()
         self.spool.discard()
         mark(self.config.out_dir, why)
-
-    def _notify_of_remaining(self) -> None:
-        if remaining := remaining_snapshots(self.spool):
-            notify(remaining)
 
     def _part(self) -> None:
         """Tell the other processes that this one takes no part any more."""
@@ -354,6 +350,12 @@ def _wait_for_disk(run: AuditRun, patience_s: float) -> None:
             f"a kept step is still not on the disk after {patience_s:g} s; no later step waits for the disk: those that find it busy are "
             "not kept"
         )
+
+
+def _notify_of_remaining(spool: Spool) -> None:
+    """Tell the user which steps are not audited yet."""
+    if remaining := remaining_snapshots(spool):
+        notify(remaining)
 
 
 def _overhead(run: AuditRun) -> Overhead:

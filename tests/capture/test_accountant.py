@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.observing.accountant import RunAccount, power_of_ten_below
 from leakaudit.capture.observing.private_sgd import PrivateSgd, private_sgd
 from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.results.schema import Privacy
+from leakaudit.storage.spool_files import read_totals
+from tests.support import tiny
+from tests.support.mini_trainer import config
 
 
 @dataclass
@@ -157,3 +162,36 @@ def test_opacus_itself_is_read(poisson: bool, sampling: str) -> None:
     assert found.epsilon == pytest.approx(engine.get_epsilon(1e-5))
     assert (found.accountant, found.steps, found.sampling_rate) == ("opacus rdp", 4, 0.25)
     assert (found.noise_multiplier, found.max_grad_norm, found.sampling) == (1.1, 0.3, sampling)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_end_of_a_private_training_tells_the_worker(tmp_path: Path) -> None:
+    """Wrong: a number that never leaves the training process."""
+    opacus = pytest.importorskip("opacus")
+    plain: Any = tiny.bert().train()
+    plain.bert.embeddings.position_embeddings.weight.requires_grad_(False)  # Opacus has no gradient per example for it
+    row = dict(tiny.bert_tokenizer()("the old dog chased a cat .")) | {"labels": 1}
+    data = torch.utils.data.DataLoader(
+        [{name: torch.tensor(value) for name, value in row.items()} for _ in range(8)],  # type: ignore[arg-type]
+        batch_size=4,
+    )
+    engine = opacus.PrivacyEngine(accountant="rdp")
+    model, private, loader = engine.make_private(
+        module=plain,
+        optimizer=torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1),
+        data_loader=data,
+        noise_multiplier=1.5,
+        max_grad_norm=0.1,
+        poisson_sampling=False,
+    )
+    audit = config(tmp_path, schedule="deferred", at_end="leave", privacy={"delta": 1e-6})
+    with watch(model, private, tokenizer=tiny.bert_tokenizer(), config=audit):
+        for batch in loader:
+            private.zero_grad()
+            model(**batch).loss.backward()
+            private.step()
+    totals = read_totals(audit.out_dir / "spool")
+    assert totals is not None
+    (told,) = totals.privacy
+    assert told.epsilon == pytest.approx(engine.get_epsilon(1e-6))
+    assert (told.delta, told.steps, told.sampling_rate, told.why_not) == (1e-6, 2, 0.5, "")

@@ -105,7 +105,9 @@ def claimed(folder: Path, *between: Any) -> Any:
     seen: list[Any] = []
     context = Context(run_id=1, node_id=5, node_config={"partition-id": 3}, state=RecordDict(), run_config={})
 
-    def step(*_: Any) -> None:
+    def step(model: Any, *_: Any) -> None:
+        with torch.no_grad():  # Flower divides by the norm of what changed
+            next(iter(model.parameters())).add_(0.01)
         handled = flower._handled.get()
         assert handled is not None
         seen.append(handled.mod.config(context).get("privacy"))

@@ -48,7 +48,7 @@ def test_the_list_of_contents_is_the_list_of_sections() -> None:
 
 
 def test_the_report_repeats_an_epsilon_as_the_accountants() -> None:
-    """Wrong: a page without it, with it as a finding of the audit, or with one where no accountant is."""
+    """Wrong: a page without it, or with one where no accountant is."""
     told = Privacy(epsilon=3.1, delta=1e-5, accountant="opacus rdp", origin="accountant", steps=400, sampling="poisson")
     said = "The accountant (opacus rdp) says epsilon = 3.1 at delta = 1e-05 for 400 steps. The audit does not confirm this number."
     for privacy, line in (((told,), said), ((), "no accountant: no epsilon")):
