@@ -194,6 +194,9 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "sampling_rate",
             "sampling",
             "steps",
+            "origin",
+            "covers",
+            "note",
             "why_not",
         }
     ),

@@ -4,6 +4,7 @@ No other room has both an attack's guess and the truth. Only `publish` imports `
 """
 
 __all__ = [
+    "accounting",
     "accuracy",
     "active_server",
     "applied_defenses",
@@ -28,6 +29,7 @@ __all__ = [
     "own_loss",
     "pairing",
     "perplexity",
+    "privacy",
     "provenance",
     "publish",
     "results",

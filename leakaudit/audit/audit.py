@@ -48,6 +48,7 @@ from leakaudit.results.origin import Origin
 from leakaudit.results.schema import (
     AttemptStatus,
     Overhead,
+    Privacy,
     Results,
     StepRecord,
     Verification,
@@ -103,8 +104,7 @@ class Audit:
         """
         check_text_mode(config.text)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder = folder
-        self.config = config
+        self.folder, self.config = folder, config
         self.device = device or torch.device("cpu")
         self._on_gpu = self.device.type == "cuda"
         self._pairing = pairing
@@ -229,6 +229,7 @@ class Audit:
         not_kept: Sequence[tuple[int, str]] = (),
         total_steps: int | None = None,
         overhead: Overhead | None = None,
+        privacy: tuple[Privacy, ...] = (),
         interrupted: bool = False,
         simulated: bool = False,
     ) -> Results:
@@ -241,6 +242,7 @@ class Audit:
             not_kept: pairs of a number of due steps that were not recorded, and the reason.
             total_steps: optimizer steps of the training run.
             overhead: what the audit cost the training process.
+            privacy: what the accountant of the training said.
             interrupted: whether the audit was stopped before its end. If so, the key is kept for the rest of the audit.
             simulated: whether no training run made the steps.
 
@@ -252,7 +254,9 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, final=True)
+        end = RunEnd(
+            refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, privacy=privacy, final=True
+        )
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

@@ -41,9 +41,18 @@ class Plugins:
         server = config.server
         return cls(
             attacks=tuple(_create(attack_registry, config.attacks, by_name=True)),
-            defenses=tuple(_create(defense_registry, config.defenses, by_name=False)),
+            defenses=labelled_defenses(config),
             server=None if server is None else named_server(server.name, server.options),
         )
+
+
+def labelled_defenses(config: AuditConfig) -> tuple[tuple[str, Defense], ...]:
+    """Return pairs of label in the results and defence, in the order of the battery.
+
+    Raises:
+        ConfigError: a defence or an option does not exist.
+    """
+    return tuple(_create(defense_registry, config.defenses, by_name=False))
 
 
 def battery_of(config: AuditConfig) -> Battery:

@@ -14,6 +14,7 @@ import torch
 from leakaudit import __version__
 from leakaudit.audit.attempt import PARTS_ONLY
 from leakaudit.audit.controls import counted_controls
+from leakaudit.audit.privacy import privacy_of
 from leakaudit.audit.provenance import released_files
 from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
@@ -32,6 +33,7 @@ from leakaudit.results.schema import (
     Coverage,
     NotTested,
     Overhead,
+    Privacy,
     Results,
     RunInfo,
     StepRecord,
@@ -66,6 +68,8 @@ class RunEnd:
     """Whether no training run made the steps."""
     final: bool = False
     """Whether the files that the run made are looked for now."""
+    privacy: tuple[Privacy, ...] = ()
+    """What the accountant of the training said."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class ResultsBuilder:
             controls=counted_controls(saved.controls, self.config.controls),
             coverage=self._coverage(saved, entries, end, released),
             overhead=end.overhead,
+            privacy=privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared)),
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )

@@ -195,6 +195,7 @@ def write_results(
             not_kept=totals.not_kept(spool.config),
             total_steps=totals.total_steps,
             overhead=totals.overhead,
+            privacy=totals.privacy,
             interrupted=interrupted or totals.interrupted,
         )
     except LeakAuditError as error:

@@ -14,6 +14,7 @@ from leakaudit.capture.array_batches import labels_only
 from leakaudit.capture.boundary import Hook
 from leakaudit.capture.context import StepContext, TrainerContext
 from leakaudit.capture.fitness import Fit
+from leakaudit.capture.observing.accountant import RunAccount
 from leakaudit.capture.observing.entry_sample import own_part
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.observing.private_sgd import PrivateSgd, private_sgd
@@ -24,6 +25,7 @@ from leakaudit.client.facts import DeclaredDefense, PublicFacts
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import AuditConfig, PluginSpec
+from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
 from leakaudit.models.code_marks import CodeMarks, code_marks, with_layers_of
@@ -32,6 +34,7 @@ from leakaudit.models.structure import dropout_rates
 from leakaudit.models.tensors import coarsest_dtype, dtype_of
 from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.registry import defenses
+from leakaudit.results.schema import Privacy
 
 AUTOCAST_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16"}
 """Autocast, as the recipe of a step names it -> type in which the update is computed."""
@@ -54,6 +57,8 @@ class RunDescription:
     """The defence that the protocol applies to the update, by the configuration."""
     private: PrivateSgd | None
     """Differentially private training by the optimizer; None where the optimizer adds no noise."""
+    account: RunAccount | None
+    """The accountant of that training."""
     unaudited_parameters: int
     """Parameters that are trained but stand outside the model."""
 
@@ -91,6 +96,7 @@ class RunDescription:
             facts=run_facts(trainer, model, declared),
             shipped_defense=config.shipped_defense,
             private=private,
+            account=RunAccount.of(private),
             unaudited_parameters=len(moved - {id(p) for p in model.parameters()}),
         )
 
@@ -135,6 +141,15 @@ class RunDescription:
             return manifest
         facts = manifest.facts.model_copy(update={"defenses": self._declared()})
         return manifest.model_copy(update={"facts": facts})
+
+    def privacy(self, asked: PrivacyConfig, trained: int) -> tuple[Privacy, ...]:
+        """Return what the accountant of the run says; empty for a run that is not private.
+
+        Args:
+            asked: what the configuration says.
+            trained: optimizer steps of this run so far.
+        """
+        return () if self.account is None else (self.account.stated(asked, trained, self.trainer.loop_calls),)
 
     @cached_property
     def _code(self) -> CodeMarks:

@@ -80,6 +80,8 @@ def headline(verdict: Verdict, results: Results) -> str:
 
 
 def _numbers(rule: RuleVerdict) -> str:
+    if rule.k is None and rule.observed is None:
+        return rule.sentence.rstrip(".")
     if rule.k is None:
         return f"{rule.subject} is {number(rule.observed or 0.0, rule.threshold)}, the policy allows {number(rule.threshold)}"
     event = EVENTS.get(rule.subject)

@@ -60,6 +60,8 @@ class AuditRun:
     results_log: ResultsLog
     missed: MissedSteps = field(default_factory=MissedSteps)
     started: float = field(default_factory=time.monotonic)
+    trained: int = 0
+    """Optimizer steps since this run began."""
     blocked_s: float = 0.0
     """Seconds that the training thread spent in this object, without those in the recorder."""
     disk_stuck: bool = False
@@ -185,6 +187,7 @@ class AuditRun:
 
     def after_step(self) -> None:
         """Start the side process again if it died, and log its new results."""
+        self.trained += 1
         if not self.trainer.writes:
             return
         start = time.perf_counter()
@@ -227,7 +230,7 @@ class AuditRun:
         for line in (*self.side.outcome(), kept_in_words(totals, self.config)):
             notify(line)
         if not self.side.detached:
-            self._notify_of_remaining()
+            _notify_of_remaining(self.spool)
 
     def interrupt(self, what: str) -> None:
         """End the audit of a run that an exception ended.
@@ -247,7 +250,7 @@ class AuditRun:
         self.spool.finish(self.spool.totals() or self.totals(None, interrupted=True))  # totals: only the waiting ended
         kept = counted(self.recorder.counters.kept, "step was", "steps were")
         notify(f"{what}; {kept} kept; {self.side.continue_detached()}")
-        self._notify_of_remaining()
+        _notify_of_remaining(self.spool)
 
     def stop(self) -> None:
         """Remove the hooks and tell the side process to end, without waiting."""
@@ -270,6 +273,7 @@ class AuditRun:
             not_finite=counters.not_finite,
             failed=counters.failed,
             overhead=_overhead(self),
+            privacy=self.description.privacy(self.config.privacy, self.trained),
             interrupted=interrupted,
         )
 
@@ -288,10 +292,6 @@ class AuditRun:
         self.side.stop()
         self.spool.discard()
         mark(self.config.out_dir, why)
-
-    def _notify_of_remaining(self) -> None:
-        if remaining := remaining_snapshots(self.spool):
-            notify(remaining)
 
     def _part(self) -> None:
         """Tell the other processes that this one takes no part any more."""
@@ -350,6 +350,12 @@ def _wait_for_disk(run: AuditRun, patience_s: float) -> None:
             f"a kept step is still not on the disk after {patience_s:g} s; no later step waits for the disk: those that find it busy are "
             "not kept"
         )
+
+
+def _notify_of_remaining(spool: Spool) -> None:
+    """Tell the user which steps are not audited yet."""
+    if remaining := remaining_snapshots(spool):
+        notify(remaining)
 
 
 def _overhead(run: AuditRun) -> Overhead:

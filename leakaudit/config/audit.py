@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.results.schema import TextMode
 
 NIGHT_VARIABLE = "LEAKAUDIT_NIGHT"
@@ -171,6 +172,9 @@ class AuditConfig(BaseModel):
     first."""
     shipped_defense: Plugin = NONE
     """Defence that the training run itself applies, as its owner declares it. Attacks know it, because an attacker would."""
+    privacy: PrivacyConfig = PrivacyConfig()
+    """What is known of the run's differential privacy: `{delta: 1e-5}`, a claim with `epsilon`, or `sampling_rate` and `steps`, from which an
+    accountant computes the epsilon of each defence that adds noise. The audit repeats an epsilon and does not confirm it."""
     server: Plugin | None = None
     """An active server, such as `wide-pooler(activation=selu)`. Each client step is then computed again on the model that this server
     would have sent. Without it the audit is about an eavesdropper or an honest server. One audit never mixes the two."""

@@ -68,6 +68,11 @@ class DpSgd(Defense):
         """The norm to which the gradient of an example is clipped."""
         return None if self.max_grad_norm == math.inf else self.max_grad_norm
 
+    @property
+    def gaussian_multiplier(self) -> float | None:
+        """The noise multiplier; None where nothing is clipped."""
+        return None if self.clipping_bound is None else self.noise_multiplier
+
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the private update, recomputed from the batch.
 

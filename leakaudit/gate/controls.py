@@ -72,6 +72,8 @@ def blind(results: Results, policy: Policy, rule: Rule, attacks: Iterable[str]) 
 
 
 def _kinds_of(rule: Rule, results: Results) -> set[Kind]:
+    if rule.claimed_epsilon is not None:
+        return set()
     return {_kind(rule, name, results) for name in rule.scope.attacks or results.run.battery.attacks}
 
 

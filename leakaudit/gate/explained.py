@@ -133,6 +133,8 @@ class Seen:
 
 
 def _subject(rule: Rule, tokens: int) -> str:
+    if rule.claimed_epsilon is not None:
+        return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less; the audit does not confirm it."
     where = {SHIPPED: "on the update as the run ships it", OBSERVED: "on the update as it was observed"}.get(
         rule.scope.defense, f"under the defence {rule.scope.defense}"
     )
@@ -155,6 +157,8 @@ def _weight(rule: Rule) -> str:
 
 
 def _fails(rule: Rule, confidence: float) -> str:
+    if rule.claimed_epsilon is not None:
+        return f"an accountant gives more than {rule.threshold:g}."
     limit, sure = allowed(rule.limit, rule.threshold), percent(confidence)
     if rule.max_count is not None:
         return "one step has it." if rule.max_count == 0 else f"more than {limit} have it."
@@ -167,6 +171,8 @@ def _fails(rule: Rule, confidence: float) -> str:
 
 
 def _passes(rule: Rule, policy: Policy) -> str:
+    if rule.claimed_epsilon is not None:
+        return f"an accountant gives {rule.threshold:g} or less for the whole run."
     limit, sure = allowed(rule.limit, rule.threshold), percent(policy.statistics.confidence)
     steps = counted(steps_of_rule(rule, policy) or policy.evidence.min_steps, "step")
     if rule.max_count is not None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from leakaudit.config.duration import Duration
 from leakaudit.config.strict_yaml import parse_yaml, problem_at
 from leakaudit.config.yaml_document import Document, compose, read_text
+from leakaudit.gate.claims import ClaimedEpsilon
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy_parts import (
     AllowedUndecided,
@@ -125,8 +126,6 @@ class StatisticsPolicy(_Policy):
     """Confidence of each one-sided bound."""
 
 
-_LIMITS: tuple[LimitKind, ...] = get_args(LimitKind)
-
 HIGHEST_LIMIT = 0.99
 """Highest limit on a rate or a score. Our choice: 299 steps that all leak are needed to show a rate above it, and a score of 1 is the highest, so
 a rule with a higher limit could hardly ever fail."""
@@ -208,10 +207,21 @@ class BaselinePolicy(_Policy):
     """File that `leakaudit baseline set RUN` writes, from the folder of the policy's file."""
 
 
+_LIMITS: Mapping[LimitKind, frozenset[str]] = {
+    "max_rate": frozenset({"event"}),
+    "max_count": frozenset({"event"}),
+    "max_value": frozenset({"metric", "statistic"}),
+    "versus_baseline": frozenset({"event"}),
+    "claimed_epsilon": frozenset(),
+}
+"""Key of a limit -> the keys that go with it."""
+
+
 class Rule(_Policy):
     """One limit: on how often an event happens, or on a statistic of a metric.
 
-    A rule has `event` with `max_rate`, `max_count` or `versus_baseline`, or `metric` and `statistic` with `max_value`.
+    A rule has `event` with `max_rate`, `max_count` or `versus_baseline`, or `metric` and `statistic` with `max_value`, or
+    `claimed_epsilon` alone.
     """
 
     id: RuleId
@@ -245,6 +255,10 @@ class Rule(_Policy):
     """What a rule with `versus_baseline` is if the baseline was made in another way. `inconclusive`: undecided. `warn`: undecided and at level
     `warn` for this verdict. Without a baseline it is undecided in both cases."""
 
+    claimed_epsilon: ClaimedEpsilon | None = None
+    """Largest epsilon of differential privacy that an accountant may give, such as `{max: 8, delta_max: 1e-5}`. The audit does not confirm the
+    accountant's number."""
+
     @property
     def limit(self) -> LimitKind:
         """The name of the limit that the rule has."""
@@ -252,9 +266,11 @@ class Rule(_Policy):
 
     @property
     def threshold(self) -> float:
-        """The limit: `max_rate`, `max_count`, `max_value` or the margin."""
+        """The limit: `max_rate`, `max_count`, `max_value`, the margin, or that of epsilon."""
         if self.versus_baseline is not None:
             return self.versus_baseline.margin
+        if self.claimed_epsilon is not None:
+            return self.claimed_epsilon.max
         return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
 
     @model_validator(mode="after")
@@ -265,10 +281,13 @@ class Rule(_Policy):
             raise ValueError(f"rule {self.id!r} needs exactly one of {', '.join(_LIMITS)}; found {found}")
         if self.on_not_comparable == "warn" and self.versus_baseline is None:
             raise ValueError(f"rule {self.id!r}: on_not_comparable goes with versus_baseline")
-        wanted = {"metric", "statistic"} if limits == ["max_value"] else {"event"}
+        wanted = _LIMITS[limits[0]]
         given = {name for name in ("event", "metric", "statistic") if getattr(self, name) is not None}
         if given != wanted:
-            need, found = " and ".join(sorted(wanted)), " and ".join(sorted(given)) or "none"
+            need, found = (
+                " and ".join(sorted(wanted)) or "no event and no metric",
+                " and ".join(sorted(given)) or "none",
+            )
             raise ValueError(f"rule {self.id!r}: {limits[0]} goes with {need}; found {found}")
         if self.min_tokens is not None and (self.event is None or not EVENTS[self.event].any_length):
             events = ", ".join(name for name, event in EVENTS.items() if event.any_length)
@@ -395,6 +414,13 @@ class Policy(_Policy):
                     f"rule {rule.id!r} allows {rule.max_count} leaks, and {self.evidence.min_steps} steps are enough to pass it (min_steps), "
                     "so it could pass where every step leaks; lower max_count, raise min_steps or write max_rate",
                 )
+        if all(rule.claimed_epsilon is not None for rule in self.rules if rule.level == "error") and any(
+            rule.level == "error" for rule in self.rules
+        ):
+            raise problem_at(
+                ("rules",),
+                "every rule at level error is about a claimed epsilon, so no attack could fail the policy; add a rule with an event",
+            )
         if all(rule.level == "warn" for rule in self.rules):
             raise problem_at(
                 ("rules",),

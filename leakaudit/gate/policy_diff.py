@@ -132,6 +132,8 @@ DIRECTIONS: Mapping[str, _Key] = {
     "rules.max_count": _looser(),
     "rules.max_value": _looser(),
     "rules.versus_baseline.margin": _looser(),
+    "rules.claimed_epsilon.max": _looser(),
+    "rules.claimed_epsilon.delta_max": _looser(),
     "report.text": _looser(_place_in("hash", "masked", "full")),
     "report.allow_full": _looser(),
     "report.top_samples": _unsaid(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from leakaudit.gate.claims import judge_claim
 from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.evidence import Evidence, Index, gather
@@ -64,9 +65,12 @@ def judge_rules(
 def _judge(
     results: Results, policy: Policy, rule: Rule, defense: str, gaps: Gaps, reference: Reference, index: Index
 ) -> RuleVerdict:
+    column = shipped_column(results) if defense == SHIPPED else defense
+    if rule.claimed_epsilon is not None:
+        return judge_claim(results, rule, rule.claimed_epsilon, column, defense, gaps.sentences)
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
-    evidence = gather(results, rule, shipped_column(results) if defense == SHIPPED else defense, readers, index)
+    evidence = gather(results, rule, column, readers, index)
     confidence = policy.statistics.confidence
     if rule.versus_baseline is None:
         outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.schema import Artifact, Kind
 
-LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline"]
+LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline", "claimed_epsilon"]
 """The key of a rule that holds its limit."""
 
 

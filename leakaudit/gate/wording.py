@@ -69,6 +69,8 @@ def allowed(kind: LimitKind, limit: float) -> str:
         return counted(int(limit), "step") if limit else "no step"
     if kind == "versus_baseline":
         return f"{100 * limit:+g} points"
+    if kind == "claimed_epsilon":
+        return f"epsilon {limit:g}"
     return percent(limit) if kind == "max_rate" else number(limit)
 
 

@@ -16,11 +16,12 @@ and so what the mods between them change. As the last of the list it sees what t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.capture.notify import notify
 from leakaudit.capture.rounds.registry import audit_in, open_round
+from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
 
 
@@ -42,6 +44,8 @@ class _Handled:
     context: Context
     audits: ExitStack
     """Ends the audits of the loops that began in it."""
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    """The `privacy` of the audit's configuration, where a later mod states an epsilon."""
 
 
 _handled: ContextVar[_Handled | None] = ContextVar("_handled", default=None)
@@ -71,6 +75,38 @@ def watch_round(model: Any, optimizer: Any, *, config: Mapping[str, Any] | None 
     return audit
 
 
+def claim_of_mods(call_next: ClientAppCallable) -> dict[str, Any]:
+    """Return the epsilon that a later mod states of each message, as a claim.
+
+    Flower's `LocalDpMod` states one. Flower makes each link of the chain as a closure over the mod and the rest of the chain. Two mods that
+    state one, or numbers that no guarantee has, give no claim.
+    """
+    try:
+        found = [mod for mod in _mods_in(call_next) if all(hasattr(mod, knob) for knob in _KNOBS)]
+        if len(found) != 1:
+            return {}
+        numbers = {knob: getattr(found[0], knob) for knob in ("epsilon", "delta")}
+        claim = {**numbers, "accountant": "flower localdp, per message", "covers": "message"}
+        return PrivacyConfig.model_validate(claim).model_dump(mode="json", exclude_unset=True)
+    except Exception:  # code of other mods; a client never fails for want of a claim
+        return {}
+
+
+_KNOBS = ("epsilon", "delta", "clipping_norm", "sensitivity")
+"""What a mod of local differential privacy has."""
+
+
+def _mods_in(call: Any) -> Iterator[Any]:
+    """Yield the mods in a chain of Flower, the outermost first."""
+    seen: set[int] = set()
+    while call is not None and id(call) not in seen:
+        seen.add(id(call))
+        cells = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
+        links = [held for held in cells if isinstance(held, FunctionType) and held.__code__ is call.__code__]
+        yield from (held for held in cells if not any(held is link for link in links))
+        call = next(iter(links), None)
+
+
 @dataclass(eq=False)
 class LeakAuditMod:
     """A client mod for `mods=[...]`; it changes no message and raises nothing."""
@@ -94,14 +130,16 @@ class LeakAuditMod:
             context: what Flower gives the training function.
             more: further keys of the configuration, such as `rounds` or `attacks`.
         """
-        return {"unit": "round", "out_dir": str(self.folder(context)), **more}
+        handled = _handled.get()
+        stated = {"privacy": handled.privacy} if handled is not None and handled.privacy else {}
+        return {"unit": "round", "out_dir": str(self.folder(context)), **stated, **more}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the reply of the client and tell its audit what it holds."""
         if _handled.get() is not None:
             return call_next(message, context)
         with ExitStack() as audits:
-            token = _handled.set(_Handled(self, context, audits))
+            token = _handled.set(_Handled(self, context, audits, claim_of_mods(call_next)))
             try:
                 reply = call_next(message, context)
             finally:

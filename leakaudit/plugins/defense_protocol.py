@@ -100,6 +100,14 @@ class Defense(Protocol):
         """
         return None
 
+    @property
+    def gaussian_multiplier(self) -> float | None:
+        """Standard deviation of its noise divided by what one example can change.
+
+        An accountant computes epsilon from it. None if the defence bounds no example, or adds no Gaussian noise.
+        """
+        return None
+
     def is_identity(self) -> bool:
         """Return whether its knobs have the values of `identity`."""
         return all(getattr(self, knob) == value for knob, value in self.identity.items())

@@ -18,6 +18,7 @@ __all__ = [
     "lengths",
     "not_audited",
     "origin",
+    "privacy",
     "recovery",
     "regime",
     "schema",

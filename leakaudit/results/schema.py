@@ -493,6 +493,13 @@ class Privacy(ResultsModel):
     """How the run draws its batches."""
     steps: Count | None = None
     """Steps that the accountant counted."""
+    origin: Literal["accountant", "claim", "computed"] = "claim"
+    """Where epsilon is from. `accountant`: the accountant of the training run. `claim`: the configuration of the audit. `computed`: the audit,
+    from the defence's noise and from the sampling rate and the steps that the configuration names."""
+    covers: Literal["run", "message"] = "run"
+    """What epsilon is about: the whole training run, or one message of a client."""
+    note: str = ""
+    """What a reader of epsilon has to know besides, in a sentence; empty if nothing."""
     why_not: str = ""
     """Why there is no epsilon; empty if there is one."""
 

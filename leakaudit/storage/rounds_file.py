@@ -89,10 +89,10 @@ def totals_of_planned(root: Path, planned: int | None) -> Totals | None:
 def added(one: Totals, other: Totals) -> Totals:
     """Return the sum of the totals of two parts of an audit.
 
-    The memory of the copies is the larger one, because no two rounds of a process hold copies at the same time.
+    What an accountant said last counts. The memory of the copies is the larger one, because no two rounds of a process hold copies at the same time.
     """
     numbers = {name: getattr(one, name) + getattr(other, name) for name in _SUMMED}
-    return Totals(**numbers, overhead=_sum_of(one.overhead, other.overhead))
+    return Totals(**numbers, overhead=_sum_of(one.overhead, other.overhead), privacy=other.privacy or one.privacy)
 
 
 _SUMMED = ("kept", "skipped", "too_full", "not_finite", "failed")

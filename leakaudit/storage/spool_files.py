@@ -15,7 +15,7 @@ from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.results.binding import SUBJECT
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.origin import Origin
-from leakaudit.results.schema import Battery, Overhead
+from leakaudit.results.schema import Battery, Overhead, Privacy
 
 SCHEMA = "leakaudit.audit/1.0"
 
@@ -95,6 +95,8 @@ class Totals(BaseModel):
     failed: int = 0
     """Due steps that could not be kept for another reason, which the training's log names."""
     overhead: Overhead = Overhead()
+    privacy: tuple[Privacy, ...] = ()
+    """What the accountant of a private training said at its end."""
     interrupted: bool = False
 
     def not_kept(self, config: AuditConfig) -> list[tuple[int, str]]:

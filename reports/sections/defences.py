@@ -15,6 +15,7 @@ from leakaudit.reports.section import Section
 from leakaudit.reports.wording import confidence_level
 from leakaudit.results import bounds as stats
 from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.privacy import stated
 
 
 def section(redacted: RedactedResult) -> Section | None:
@@ -68,7 +69,12 @@ def section(redacted: RedactedResult) -> Section | None:
         lead += f" A hollow dot shows no protection: it has unfinished steps, or fewer than {stats.MIN_STEPS_FOR_SIGN_TEST} steps."
     chart = rate_chart(bars, limit, text, plain(lead)) if len(bars) > 1 else None
     sure = confidence_level(verdict)
-    return Section("defences", "Do the defences help?", {"rows": rows, "chart": chart, "lead": lead, "sure": sure})
+    privacy = [f"{shown_name(results, one.defense)}: {stated(one)}" for one in results.privacy]
+    return Section(
+        "defences",
+        "Do the defences help?",
+        {"rows": rows, "chart": chart, "lead": lead, "sure": sure, "privacy": privacy},
+    )
 
 
 def _paired(defense: str, shipped: str, stopped: str) -> str:

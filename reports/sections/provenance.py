@@ -6,6 +6,7 @@ from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.reports.wording import baseline_in_words, date_and_time, short_digest
+from leakaudit.results.privacy import shipped_in_words
 from leakaudit.results.schema import Verification, VerificationStatus
 from leakaudit.results.wording import counted
 
@@ -54,6 +55,7 @@ def section(redacted: RedactedResult) -> Section:
         *([("Trained parts", ", ".join(trained))] if trained else []),
         *([("Update", regime.update)] if regime.update else []),
         ("Batch", f"{batch}{tokens}, accumulation {regime.accumulation}{clip}"),
+        ("Differential privacy", shipped_in_words(results)),
         ("Environment", environment + (f" ({counted(left, 'entry', 'entries')} not shown)" if left else "")),
     ]
     stamps = [

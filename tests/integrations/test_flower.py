@@ -96,6 +96,37 @@ def kept(folder: Path) -> Any:
     return read_snapshot(next((folder / "client-3" / "spool").glob("0*")))
 
 
+def claimed(folder: Path, *between: Any) -> Any:
+    """Return the `privacy` of the configuration that a client gets behind these mods."""
+    from flwr.app import Context, RecordDict
+
+    from leakaudit.integrations import flower
+
+    seen: list[Any] = []
+    context = Context(run_id=1, node_id=5, node_config={"partition-id": 3}, state=RecordDict(), run_config={})
+
+    def step(model: Any, *_: Any) -> None:
+        with torch.no_grad():  # Flower divides by the norm of what changed
+            next(iter(model.parameters())).add_(0.01)
+        handled = flower._handled.get()
+        assert handled is not None
+        seen.append(handled.mod.config(context).get("privacy"))
+
+    exchange(folder, *between, step=step)
+    return seen[0]
+
+
+def test_the_epsilon_of_a_later_mod_is_a_claim_for_each_message(tmp_path: Path) -> None:
+    """Wrong: an epsilon of the whole run, or one that no guarantee has."""
+    from flwr.clientapp.mod import LocalDpMod
+
+    stated = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=2.0, delta=1e-5)
+    claim = {"epsilon": 2.0, "delta": 1e-5, "accountant": "flower localdp, per message", "covers": "message"}
+    assert claimed(tmp_path, changed_by(dict), stated) == claim
+    for others in ((), (stated, stated), (LocalDpMod(1.0, 1.0, 2.0, 1.5),)):
+        assert claimed(tmp_path, *others) is None
+
+
 def test_what_other_mods_make_of_the_weights_is_what_is_sent(tmp_path: Path) -> None:
     """Produced and sent updates differ by exactly what the mod between added."""
     reply, made, _, _ = exchange(

@@ -37,12 +37,12 @@ def sent_and_produced() -> Results:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_card_has_ten_lines_and_promises_nothing(name: str) -> None:
+def test_a_card_has_eleven_lines_and_promises_nothing(name: str) -> None:
     """It says which verdict, by which policy, and what was not tested."""
     verdict = verdict_of(SITUATIONS[name])
     text = outputs.model_card(SITUATIONS[name], verdict)
     lines = [line for line in text.splitlines() if line]
-    assert 6 <= len(lines) <= 10 and lines[0].startswith("### ")
+    assert 6 <= len(lines) <= 11 and lines[0].startswith("### ")
     said = card(SITUATIONS[name])
     assert said["Verdict"].startswith(f"{verdict.verdict} by the policy test policy")
     assert "attacks that are not named here" in said["Not tested"]
@@ -107,7 +107,7 @@ def test_hostile_text_stays_text() -> None:
     for status in (Status.FAIL, Status.INCONCLUSIVE, Status.PASS):
         verdict = hostile(verdict_of(found)).model_copy(update={"verdict": status})
         text = outputs.model_card(found, verdict)
-        assert not {"\x1b", "\u202e"} & set(text) and len(text.splitlines()) == 11
+        assert not {"\x1b", "\u202e"} & set(text) and len(text.splitlines()) == 12
         assert "<img" not in text.replace(r"\<img", "") and "@octocat" not in text.replace(r"\@", "")
 
 

@@ -12,6 +12,7 @@ from leakaudit.reports import contents, sections
 from leakaudit.reports.contents import ORDER, sections_of
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import redact
+from leakaudit.results.schema import Privacy
 from tests.support.factories import NOW, audit, policy
 
 ROOT = Path(__file__).parents[2] / "reports"
@@ -44,3 +45,13 @@ def test_the_list_of_contents_is_the_list_of_sections() -> None:
     assert names == [name for name in ORDER if name in names]
     assert places == sorted(places) and links == sorted(links)
     assert page.count("<section id=") == len(names)
+
+
+def test_the_report_repeats_an_epsilon_as_the_accountants() -> None:
+    """Wrong: a page without it, or with one where no accountant is."""
+    told = Privacy(epsilon=3.1, delta=1e-5, accountant="opacus rdp", origin="accountant", steps=400, sampling="poisson")
+    said = "The accountant (opacus rdp) says epsilon = 3.1 at delta = 1e-05 for 400 steps. The audit does not confirm this number."
+    for privacy, line in (((told,), said), ((), "no accountant: no epsilon")):
+        found = audit(1, 3, privacy=privacy)
+        page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
+        assert f"<dt>Differential privacy</dt><dd>{line}</dd>" in page

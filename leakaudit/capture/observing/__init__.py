@@ -5,6 +5,7 @@ move the weights and watch their steps. This package may import what `capture` m
 """
 
 __all__ = [
+    "accountant",
     "calls",
     "entry_sample",
     "forward_hooks",

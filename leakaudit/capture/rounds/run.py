@@ -36,6 +36,8 @@ class RoundRun:
     recorder: Recorder
     description: RunDescription
     started: float = field(default_factory=time.monotonic)
+    trained: int = 0
+    """Optimizer steps of this round so far."""
     blocked_s: float = 0.0
     """Seconds of the training thread, without those in the recorder."""
     before: BeforeRound | None = field(default=None, init=False)
@@ -94,6 +96,7 @@ class RoundRun:
     def after_step(self) -> None:
         """Log new results of earlier rounds."""
         start = time.perf_counter()
+        self.trained += 1
         self.audit.log.update()
         self.blocked_s += time.perf_counter() - start
 
@@ -133,6 +136,7 @@ class RoundRun:
             kept=counters.kept,
             not_finite=counters.not_finite,
             failed=counters.failed,
+            privacy=self.description.privacy(self.config.privacy, self.trained),
             overhead=Overhead(
                 blocked_s=round(counters.blocked_s + self.blocked_s, 4),
                 training_s=round(training_s, 4),
