@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.callbacks.torch_loop import watch
+from leakaudit.capture.context import OFF_SWITCH
+from leakaudit.capture.secret_generator import secret_generator
 from leakaudit.client.snapshot import Snapshot
+from leakaudit.config.audit import PluginSpec
+from leakaudit.defenses.gaussian_noise import GaussianNoise
+from leakaudit.errors import DefenseError
 from leakaudit.plugins import Defense
 from leakaudit.registry import defenses
 from leakaudit.results.schema import VerificationStatus
 from tests.support import stacks, tiny
 from tests.support.stacks import STACKS, Case
-from tests.support.tiny_trainer import audit_config, stamp, without_side_process
+from tests.support.tiny_trainer import audit_config, kept, stamp, without_side_process
 
 SEED = 7
 CLIP = 0.5
@@ -96,3 +101,234 @@ def test_at_least_half_of_the_defences_change_an_update_at_their_default_knobs()
     made = {n: kind().prepared(raw, 1.0).changed(raw, torch.Generator()) for n, kind in defenses if n in ON_UPDATE}
     changed = [name for name, sent in made.items() if any(not torch.equal(sent[n], raw[n]) for n in raw)]
     assert len(changed) >= len(ON_UPDATE) / 2
+
+
+# ---------------------------------------------------------------------- random numbers
+
+
+def test_noise_is_of_its_own_and_training_draws_the_same_numbers(tmp_path: Path) -> None:
+    """Forbids noise from torch's global state: dropout masks and the state after training would differ."""
+    _loop(tmp_path / "plain")
+    state = torch.get_rng_state()
+    watched, _ = _loop(tmp_path / "defended", defense=NOISE)
+    assert torch.equal(torch.get_rng_state(), state)
+    found = kept(watched)
+    assert [stamp(found[step]).status for step in found] == [VerificationStatus.NOISED] * 2
+
+
+def test_two_trainings_have_other_noise_of_the_declared_size(tmp_path: Path) -> None:
+    """Forbids a fixed seed, by which anybody could remove the noise, and noise of another size."""
+    one, two = (kept(_loop(tmp_path / name, defense=NOISE)[0])[0].observation.update for name in "ab")
+    torch.manual_seed(0)
+    raw = _raw(tiny.bert(dropout=0.1).train(), stacks.classes(count=1)[0])
+    flat = [torch.cat([update[n].flatten() for n in raw]) for update in (raw, one, two)]
+    sigma = 0.5 * float(flat[0].square().mean().sqrt())
+    noise = [sent - flat[0] for sent in flat[1:]]
+    for added in noise:
+        assert float(added.std()) == pytest.approx(sigma, rel=0.05)
+    assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.05
+
+
+def test_a_secret_generator_has_no_seed_to_try() -> None:
+    """Forbids a state that follows from a seed, of which torch uses 32 bits on a CPU: an attacker can try them all."""
+    states = [secret_generator(torch.device("cpu")).get_state() for _ in range(2)]
+    words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in states]
+    assert not (words[0] == words[1]).any()
+    for drawn in words:
+        assert int(drawn.min()) >= 0 and int(drawn.max()) < 2**32
+        again = torch.Generator().manual_seed(int(drawn[0])).get_state()[24 : 24 + 8 * 624].view(torch.int64)
+        assert not torch.equal(again, drawn)
+    numbers = torch.rand(100_000, generator=secret_generator(torch.device("cpu")))
+    assert float(numbers.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(numbers.var()) == pytest.approx(1 / 12, rel=0.03)
+
+
+# ---------------------------------------------------------------------- parameters that are not sent
+
+
+def test_withheld_tables_do_not_move_and_the_step_is_verified(tmp_path: Path) -> None:
+    """Forbids a table that decays or moves although its update is not sent."""
+    start = dict(tiny.bert(dropout=0.1).named_parameters())
+    watched, model = _loop(tmp_path, kind=torch.optim.AdamW, defense="freeze-embeddings", max_grad_norm=CLIP)
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    now = dict(model.named_parameters())
+    assert tables and all(torch.equal(start[name], now[name]) for name in tables)
+    assert any(not torch.equal(start[name], now[name]) for name in now.keys() - tables)
+    for snapshot in kept(watched).values():
+        assert not tables & snapshot.observation.update.keys()
+        assert stamp(snapshot).status is VerificationStatus.VERIFIED
+
+
+# ---------------------------------------------------------------------- without an audit
+
+
+def test_the_defence_works_where_the_audit_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbids that the switch of the audit, or a refused audit, takes the protection away."""
+    plain = _loop(tmp_path / "plain")[1]
+    wanted = _loop(tmp_path / "audited", defense=NOISE, defense_seed=SEED)[1]
+    monkeypatch.setenv(OFF_SWITCH, "1")
+    off = _loop(tmp_path / "off", defense=NOISE, defense_seed=SEED)[1]
+    monkeypatch.delenv(OFF_SWITCH)
+    config = {"out_dir": tmp_path / "refused", "attacks": ["no such attack"]}
+    refused = _loop(tmp_path, defense=NOISE, defense_seed=SEED, config=config)[1]
+    assert _same_weights(off, wanted) and _same_weights(refused, wanted) and not _same_weights(plain, wanted)
+
+
+def test_the_key_of_the_configuration_does_the_same_and_declares_it(tmp_path: Path) -> None:
+    """Forbids a key that is read and not applied, and a hook that stays on the optimizer after training."""
+    wanted = _loop(tmp_path / "argument", defense=NOISE, defense_seed=SEED)[1]
+    config = audit_config(tmp_path / "key", defense=NOISE)
+    watched, model = _loop(tmp_path, config=config, defense_seed=SEED)
+    assert _same_weights(model, wanted)
+    assert not watched.optimizer._optimizer_step_pre_hooks
+    assert all(found.observation.facts.defenses[0].name == "gaussian-noise" for found in kept(watched).values())
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("stack", IN_STACKS)
+def test_training_stops_where_the_defence_fails(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbids a step with the undefended update after an exception, and an error that quotes private values."""
+    made: list[Any] = []
+    real = GaussianNoise.changed
+
+    def changed(self: GaussianNoise, update: Any, rng: torch.Generator) -> Any:
+        if made:
+            raise ValueError("a private sentence")
+        made.append(1)
+        return real(self, update, rng)
+
+    monkeypatch.setattr(GaussianNoise, "changed", changed)
+    models: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        models.append(tiny.bert())
+        return models[-1]
+
+    case = Case(model=model, batches=stacks.classes(count=4), audit={"defense": NOISE, "defense_seed": SEED})
+    with pytest.raises(DefenseError, match="must not move by an undefended update: ValueError at") as error:
+        STACKS[stack](tmp_path, case)
+    assert "private" not in str(error.value)
+    made.clear()
+    one = Case(batches=stacks.classes(count=1), audit={"defense": NOISE, "defense_seed": SEED})
+    (first,) = STACKS[stack](tmp_path / "one", one).values()
+    weights = first.observation.model.state_dict()
+    for name, parameter in models[0].named_parameters():
+        assert torch.equal(parameter, weights[name].add(first.observation.update[name], alpha=-stacks.RATE))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "each example": ({"defense": "dp-sgd(noise_multiplier=1.0)"}, "examples/with_opacus.py"),
+    "more than the update": ({"defense": "round(of=weights)"}, "more than the update"),
+    "no such defence": ({"defense": "gausian-noise"}, "did you mean 'gaussian-noise'"),
+    "no such knob": ({"defense": "gaussian-noise(scael=1)"}, "did you mean 'scale'"),
+    "another form": ({"defense": "gaussian-noise(1)"}, "expected name"),
+    "differences": ({"defense": NOISE, "observe": "delta"}, "a mod of Flower or a filter of NVFlare"),
+    "its own share": ({"defense": NOISE, "observe": "local"}, "the share of one process"),
+    "rounds": ({"defense": NOISE, "config": {"unit": "round"}}, "a mod of Flower or a filter of NVFlare"),
+    "two of them": ({"defense": NOISE, "config": {"defense": "sign"}}, "name one"),
+    "declared as well": ({"defense": NOISE, "config": {"shipped_defense": "sign"}}, "set one of the two keys"),
+    "a wrong configuration": ({"config": {"defense": "sign", "budget": 1}}, "budget"),
+}
+"""What is wrong -> arguments of the audit, and a part of the sentence."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_defence_that_cannot_be_applied_ends_the_training_before_it_begins(what: str, tmp_path: Path) -> None:
+    """Forbids an undefended training whose user asked for a defence."""
+    options, says = REFUSED[what]
+    start = tiny.bert(dropout=0.1)
+    model = tiny.bert(dropout=0.1).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=stacks.RATE)
+    config = {"out_dir": tmp_path, **options.get("config", {})}
+    with (
+        pytest.raises(DefenseError, match=says) as error,
+        watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), **{**options, "config": config}),
+    ):
+        raise AssertionError("the loop began")
+    assert "Remove `defense` to train without it" in str(error.value)
+    assert _same_weights(start, model) and not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("stack", IN_STACKS)
+def test_every_framework_ends_before_training_if_the_defence_is_refused(stack: str, tmp_path: Path) -> None:
+    """Forbids a framework in which the refusal is swallowed."""
+    case = Case(batches=stacks.classes(count=1), audit={"defense": "dp-sgd(noise_multiplier=1.0)"})
+    with pytest.raises(DefenseError, match="Opacus"):
+        STACKS[stack](tmp_path, case)
+
+
+def test_a_broken_file_that_asks_for_a_defence_ends_the_training(tmp_path: Path) -> None:
+    """Forbids that a mistake in another key switches the protection off, and that a file without the key ends a training."""
+    wrong = tmp_path / "leakaudit.yaml"
+    wrong.write_text("defense: sign\nbudget: 1\n")
+    with pytest.raises(DefenseError, match="budget"):
+        _loop(tmp_path, config=wrong)
+    wrong.write_text("budget: 1\n")
+    assert _same_weights(_loop(tmp_path, config=wrong)[1], _loop(tmp_path / "plain")[1])
+
+
+def test_models_and_optimizers_without_one_dense_update_are_refused() -> None:
+    """Forbids a defence that sees a part of the update, or no hook at all."""
+    model = tiny.bert().train()
+    halves = list(model.parameters())
+    two = [torch.optim.SGD(part, lr=0.1) for part in (halves[:5], halves[5:])]
+    own = type("Own", (), {"param_groups": [{"params": halves, "lr": 0.1}], "step": lambda self: None})()
+    sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
+    tried: dict[str, tuple[nn.Module, Any]] = {
+        "one optimizer with several groups": (model, two),
+        "calls no hooks of torch": (model, own),
+        "`sparse=False`": (sparse, torch.optim.SGD(sparse.parameters(), lr=0.1)),
+    }
+    for says, (trained, optimizer) in tried.items():
+        with pytest.raises(DefenseError, match=says), watch(trained, optimizer, defense=NOISE):
+            pass
+
+
+def test_an_optimizer_that_asks_for_several_gradients_a_step_is_refused(tmp_path: Path) -> None:
+    """Forbids that a later gradient of one step moves the weights undefended."""
+    model = tiny.bert().train()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(**stacks.classes(count=1)[0]).loss
+        loss.backward()
+        return loss
+
+    config = audit_config(tmp_path)
+    with (
+        pytest.raises(DefenseError, match="evaluates its closure several times"),
+        without_side_process(),
+        watch(model, optimizer, tokenizer=tiny.bert_tokenizer(), config=config, defense=NOISE),
+    ):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_skipped_and_the_next_one_is_defended(fused: bool, tmp_path: Path) -> None:
+    """Forbids noise on scaled gradients, which would be too weak, and an error about an overflow that the scaler handles."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    start = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    audit = watch(
+        model, optimizer, num_labels=3, scaler=scaler, defense="gaussian-noise(sigma=100)", config={"out_dir": tmp_path}
+    )
+    with without_side_process(), audit:
+        for factor in (float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).square().mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if factor != 1.0:
+                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), start, strict=True))
+    moved = torch.cat([(p.detach() - q).flatten() for p, q in zip(model.parameters(), start, strict=True)])
+    assert 40 < float(moved.std()) < 200, "15 draws of noise with the standard deviation 100"
+
+
+def test_knobs_at_which_it_does_nothing_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Forbids that a user believes in a protection that does nothing."""
+    _loop(tmp_path, defense=PluginSpec(name="gaussian-noise", options={"scale": 0.0}))
+    assert "does nothing, so this training is not defended" in capfd.readouterr().err
