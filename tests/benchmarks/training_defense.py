@@ -21,7 +21,10 @@ from tests.benchmarks.capture import SIZES, setup, steps_of
 
 
 def ratios(size: str, device: str, defense: str, pairs: int) -> tuple[list[float], list[float]]:
-    """Return how many times as long each defended step took, by the clock and in seconds of the processor."""
+    """Return how many times as long as a plain step each defended step took.
+
+    The first list is by the clock, the second in seconds of the processor.
+    """
     model, optimizer, batch, tokenizer = setup(size, device)
     steps_of(model, optimizer, batch, 2)
     clock, processor = [], []

@@ -1,4 +1,4 @@
-"""A defence that the callback applies to the update which training uses (`defense`)."""
+"""A defence that a callback applies to the update which training uses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def _same_weights(one: nn.Module, two: nn.Module) -> bool:
 @pytest.mark.parametrize("name", ON_UPDATE)
 @pytest.mark.parametrize("stack", IN_STACKS)
 def test_what_training_uses_is_what_the_defence_makes_of_the_gradient(stack: str, name: str, tmp_path: Path) -> None:
-    """Forbids an optimizer that gets other numbers than the defence returns, a second application, and a kept update that is not shipped."""
+    """Forbids other gradients than the defence returns, in training or in a snapshot.
+
+    So it forbids a second application, too.
+    """
     case = Case(batches=stacks.classes(count=3), clip=CLIP, audit={"defense": name, "defense_seed": SEED})
     found = STACKS[stack](tmp_path, case)
     assert list(found) == [0, 1, 2]
@@ -95,6 +98,20 @@ def _moved(before: Snapshot, after: Snapshot) -> bool:
     return all(torch.equal(now[n].add(g, alpha=-stacks.RATE), then[n]) for n, g in before.observation.update.items())
 
 
+@pytest.mark.parametrize("stack", IN_STACKS)
+def test_several_micro_batches_are_defended_once_when_they_are_summed(stack: str, tmp_path: Path) -> None:
+    """Forbids noise on each micro-batch, and noise before clipping."""
+    alone = Case(batches=stacks.classes(count=3), clip=CLIP, windows=2)
+    defended = Case(batches=alone.batches, clip=CLIP, windows=2, audit={"defense": NOISE, "defense_seed": SEED})
+    raw = STACKS[stack](tmp_path / "raw", alone)
+    found = STACKS[stack](tmp_path / "defended", defended)
+    assert list(raw) == list(found) == [0, 1]
+    clean = raw[0].observation.update
+    wanted = defenses.create("gaussian-noise", {"scale": 0.5}).prepared(clean, 1.0)
+    sent = wanted.changed(clean, torch.Generator().manual_seed(SEED))
+    assert all(torch.equal(found[0].observation.update[name], sent[name]) for name in clean)
+
+
 def test_at_least_half_of_the_defences_change_an_update_at_their_default_knobs() -> None:
     """Forbids that the test above compares undefended updates only."""
     raw = _raw(tiny.bert().train(), stacks.classes(count=1)[0])
@@ -107,7 +124,10 @@ def test_at_least_half_of_the_defences_change_an_update_at_their_default_knobs()
 
 
 def test_noise_is_of_its_own_and_training_draws_the_same_numbers(tmp_path: Path) -> None:
-    """Forbids noise from torch's global state: dropout masks and the state after training would differ."""
+    """Forbids noise from torch's global state.
+
+    Dropout masks, and the state after training, would differ.
+    """
     _loop(tmp_path / "plain")
     state = torch.get_rng_state()
     watched, _ = _loop(tmp_path / "defended", defense=NOISE)
@@ -117,7 +137,10 @@ def test_noise_is_of_its_own_and_training_draws_the_same_numbers(tmp_path: Path)
 
 
 def test_two_trainings_have_other_noise_of_the_declared_size(tmp_path: Path) -> None:
-    """Forbids a fixed seed, by which anybody could remove the noise, and noise of another size."""
+    """Forbids a fixed seed, by which anybody could remove the noise.
+
+    And noise of another size.
+    """
     one, two = (kept(_loop(tmp_path / name, defense=NOISE)[0])[0].observation.update for name in "ab")
     torch.manual_seed(0)
     raw = _raw(tiny.bert(dropout=0.1).train(), stacks.classes(count=1)[0])
@@ -130,7 +153,10 @@ def test_two_trainings_have_other_noise_of_the_declared_size(tmp_path: Path) -> 
 
 
 def test_a_secret_generator_has_no_seed_to_try() -> None:
-    """Forbids a state that follows from a seed, of which torch uses 32 bits on a CPU: an attacker can try them all."""
+    """Forbids a state that follows from a seed.
+
+    Torch uses 32 bits of a seed on a CPU, and an attacker can try them all.
+    """
     states = [secret_generator(torch.device("cpu")).get_state() for _ in range(2)]
     words = [state[24 : 24 + 8 * 624].view(torch.int64) for state in states]
     assert not (words[0] == words[1]).any()
@@ -163,7 +189,7 @@ def test_withheld_tables_do_not_move_and_the_step_is_verified(tmp_path: Path) ->
 
 
 def test_the_defence_works_where_the_audit_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forbids that the switch of the audit, or a refused audit, takes the protection away."""
+    """Forbids that a switched-off or refused audit takes the protection away."""
     plain = _loop(tmp_path / "plain")[1]
     wanted = _loop(tmp_path / "audited", defense=NOISE, defense_seed=SEED)[1]
     monkeypatch.setenv(OFF_SWITCH, "1")
@@ -175,7 +201,10 @@ def test_the_defence_works_where_the_audit_is_switched_off(tmp_path: Path, monke
 
 
 def test_the_key_of_the_configuration_does_the_same_and_declares_it(tmp_path: Path) -> None:
-    """Forbids a key that is read and not applied, and a hook that stays on the optimizer after training."""
+    """Forbids a key that is read and not applied.
+
+    And a hook that stays on the optimizer after training.
+    """
     wanted = _loop(tmp_path / "argument", defense=NOISE, defense_seed=SEED)[1]
     config = audit_config(tmp_path / "key", defense=NOISE)
     watched, model = _loop(tmp_path, config=config, defense_seed=SEED)
@@ -189,7 +218,10 @@ def test_the_key_of_the_configuration_does_the_same_and_declares_it(tmp_path: Pa
 
 @pytest.mark.parametrize("stack", IN_STACKS)
 def test_training_stops_where_the_defence_fails(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forbids a step with the undefended update after an exception, and an error that quotes private values."""
+    """Forbids an undefended step after an exception.
+
+    And an error that quotes private values.
+    """
     made: list[Any] = []
     real = GaussianNoise.changed
 
@@ -260,7 +292,10 @@ def test_every_framework_ends_before_training_if_the_defence_is_refused(stack: s
 
 
 def test_a_broken_file_that_asks_for_a_defence_ends_the_training(tmp_path: Path) -> None:
-    """Forbids that a mistake in another key switches the protection off, and that a file without the key ends a training."""
+    """Forbids that a mistake in another key switches the protection off.
+
+    And that a wrong file without the key ends a training.
+    """
     wrong = tmp_path / "leakaudit.yaml"
     wrong.write_text("defense: sign\nbudget: 1\n")
     with pytest.raises(DefenseError, match="budget"):
@@ -308,7 +343,10 @@ def test_an_optimizer_that_asks_for_several_gradients_a_step_is_refused(tmp_path
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_a_scaler_skips_is_skipped_and_the_next_one_is_defended(fused: bool, tmp_path: Path) -> None:
-    """Forbids noise on scaled gradients, which would be too weak, and an error about an overflow that the scaler handles."""
+    """Forbids noise on scaled gradients, which would be too weak.
+
+    And an error about an overflow that the scaler handles.
+    """
     model = nn.Sequential(nn.Linear(4, 3))
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
