@@ -367,6 +367,32 @@ def test_a_step_that_a_scaler_skips_is_skipped_and_the_next_one_is_defended(fuse
     assert 40 < float(moved.std()) < 200, "15 draws of noise with the standard deviation 100"
 
 
+def test_an_overflow_that_a_fused_optimizer_skips_is_no_error(tmp_path: Path) -> None:
+    """Forbids that a step which no weight sees ends the training."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    audit = watch(
+        model, optimizer, num_labels=3, scaler=scaler, defense="round(dtype=fp16)", config={"out_dir": tmp_path}
+    )
+    with without_side_process(), audit:
+        scaler.scale(model(torch.ones(2, 4)).square().mean() * float("inf")).backward()
+        scaler.step(optimizer)
+
+
+class _Own(torch.optim.SGD):
+    """An optimizer whose `step` calls that of its parent, which calls all hooks again."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_an_optimizer_that_steps_inside_its_step_is_defended_once(tmp_path: Path) -> None:
+    """Forbids a second application at the inner step."""
+    wanted = _loop(tmp_path / "plain", defense=NOISE, defense_seed=SEED)[1]
+    assert _same_weights(_loop(tmp_path / "own", kind=_Own, defense=NOISE, defense_seed=SEED)[1], wanted)
+
+
 def test_knobs_at_which_it_does_nothing_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Forbids that a user believes in a protection that does nothing."""
     _loop(tmp_path, defense=PluginSpec(name="gaussian-noise", options={"scale": 0.0}))
