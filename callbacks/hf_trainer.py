@@ -5,8 +5,8 @@
     audit.attach(trainer)          # for labels that the trainer keeps from the model, and for its loggers
     trainer.train()
 
-Put it last among the callbacks, so that it sees what the others do to the gradients. It never raises into the run;
-`LEAKAUDIT_DISABLED=1` switches it off.
+Put it last among the callbacks, so that it sees what the others do to the gradients. It never raises into the run, unless `defense` asks for a
+defence that cannot be applied. `LEAKAUDIT_DISABLED=1` switches the audit off, and no defence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerCo
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_facts import loader_bound
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_strategy
-from leakaudit.config.audit import AuditConfig
+from leakaudit.capture.training_defense import Trained
+from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import SnapshotError
 from leakaudit.models.wrappers import unwrapped
 
@@ -58,6 +59,11 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
     _: KW_ONLY
     num_labels: int | None = None
     """C, for a classifier of arrays, such as `AutoModelForImageClassification`: its labels are audited."""
+    defense: PluginSpec | str | None = None
+    """Defence that changes the update which training uses, such as `gaussian-noise(scale=0.1)`; None for the key `defense` of the
+    configuration. A training that cannot apply it ends with a `DefenseError`."""
+    defense_seed: int | None = None
+    """Seed of its random numbers, for tests: whoever knows it can remove the noise. None draws them from the operating system."""
     _trainer: Any = field(default=None, init=False)
     _event: Any = field(default=None, init=False)
     """The last `Event` of a training, None outside of it."""
@@ -65,7 +71,7 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration only: a copy of a running audit is a new, idle one."""
-        return {"config": self.config, "num_labels": self.num_labels}
+        return {"config": self.config, "num_labels": self.num_labels, "defense": self.defense}
 
     @last_resort
     def state(self) -> dict[str, Any]:
@@ -81,6 +87,8 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         whole = isinstance(config, AuditConfig | Mapping)
         stored = configuration(config).model_dump(mode="json") if whole else config
         arguments = {"config": str(stored) if isinstance(stored, Path) else stored, "num_labels": self.num_labels}
+        if self.defense is not None:
+            arguments["defense"] = self.defense if isinstance(self.defense, str) else self.defense.label
         return {"args": arguments, "attributes": {"_kept": self._kept_so_far()}}
 
     @last_resort
@@ -163,6 +171,9 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         self._event = None
 
     # ------------------------------------------------------------------ what the audit asks
+
+    def _trained(self) -> Trained:
+        return Trained(self._event.objects["model"], self._event.objects["optimizer"])
 
     def _refuse(self) -> None:
         args, accelerator = self._event.args, getattr(self._trainer, "accelerator", None)

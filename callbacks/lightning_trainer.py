@@ -9,7 +9,7 @@ A classifier of pictures or tables has no tokenizer; `LeakAuditCallback("leakaud
 
 Lightning runs forward and backward inside the optimizer's step, and calls no callback after clipping. So the audit looks at the
 optimizer and at the model inside the module; Lightning only tells it when training and each batch begin and end. It never raises into
-the run; `LEAKAUDIT_DISABLED=1` switches it off.
+the run, unless `defense` asks for a defence that cannot be applied. `LEAKAUDIT_DISABLED=1` switches the audit off, and no defence.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from leakaudit.capture.observing.optimizers import base_optimizers
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
 from leakaudit.capture.step_counter import StepCounter
+from leakaudit.capture.training_defense import Trained
+from leakaudit.config.audit import PluginSpec
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -62,6 +64,11 @@ class LeakAuditCallback(Adapter, Callback):
     """Loss of a classifier of arrays, if it is not mean cross-entropy and the protocol makes it public."""
     batch_size: int | None = None
     """Largest batch of a step, if the protocol makes it public; else attacks have to guess how many labels there are."""
+    defense: PluginSpec | str | None = None
+    """Defence that changes the update which training uses, such as `gaussian-noise(scale=0.1)`; None for the key `defense` of the
+    configuration. A training that cannot apply it ends with a `DefenseError`."""
+    defense_seed: int | None = None
+    """Seed of its random numbers, for tests: whoever knows it can remove the noise. None draws them from the operating system."""
     _trainer: Any = field(default=None, init=False)
     _optimizer: Any = field(default=None, init=False)
     _counter: StepCounter = field(default_factory=StepCounter, init=False)
@@ -136,6 +143,9 @@ class LeakAuditCallback(Adapter, Callback):
         self._counter.remove()
 
     # ------------------------------------------------------------------ what the audit asks
+
+    def _trained(self) -> Trained:
+        return Trained(self._trainer.lightning_module, self._trainer.optimizers)
 
     def _refuse(self) -> None:
         strategy = type(self._trainer.strategy).__name__

@@ -18,7 +18,8 @@ A classifier of pictures or tables has no tokenizer: `num_labels` asks for an au
             ...
 
 Give it what the loop uses: the objects that `accelerator.prepare` or `privacy_engine.make_private` returned. The loop does not
-change; steps are counted at the optimizer. The audit never raises into the loop; `LEAKAUDIT_DISABLED=1` switches it off.
+change; steps are counted at the optimizer. The audit never raises into the loop, unless `defense` asks for a defence
+that cannot be applied. `LEAKAUDIT_DISABLED=1` switches the audit off, and no defence.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
+from leakaudit.capture.training_defense import Trained
+from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import RedLineError, SnapshotError
 
 
@@ -81,6 +84,11 @@ class Watch(Adapter):
     """Optimizer steps of the loop, if known; `auto` spreads the kept steps over them."""
     first_step: int = 0
     """Number of the first step, if the loop continues from a checkpoint."""
+    defense: PluginSpec | str | None = None
+    """Defence that changes the update which training uses, such as `gaussian-noise(scale=0.1)`; None for the key `defense` of the
+    configuration. A training that cannot apply it ends with a `DefenseError`."""
+    defense_seed: int | None = None
+    """Seed of its random numbers, for tests: whoever knows it can remove the noise. None draws them from the operating system."""
     log: Callable[[dict[str, float]], None] | None = None
     """Called with finished numbers, such as `accelerator.log`."""
     _counter: StepCounter = field(default_factory=StepCounter, init=False)
@@ -158,6 +166,12 @@ class Watch(Adapter):
             self._decide(self._counter.number // self._run.trainer.steps_per_round)
 
     # ------------------------------------------------------------------ what the audit asks
+
+    def _trained(self) -> Trained:
+        return Trained(self.model, self.optimizer)
+
+    def _one_update_a_step(self) -> bool:
+        return self.observe == "update"
 
     def _refuse(self) -> None:
         refuse_accelerate(self._accelerator_state())

@@ -21,6 +21,7 @@
         SpoolBusyError              another worker is at work on it
         RoundError                  a round cannot be added to the audit of its folder, which goes on without it
       RedLineError                  a leak was found for which the user wants the training to stop
+      DefenseError                  a training cannot apply the defence that its user asked for, and stops
       ResultsError                  results.json cannot be read, or is of a newer major version
       BudgetError                   the time of an audit ended before its first attempt
       RedactionError                the evidence or the policy does not allow the requested text mode
@@ -145,6 +146,13 @@ class RedLineError(LeakAuditError):
     """A leak was found at which the user wants training to stop.
 
     Only `Watch.stop_if_asked` raises it.
+    """
+
+
+class DefenseError(LeakAuditError):
+    """A training cannot apply the defence that its user asked for.
+
+    It is the one exception that a callback raises on purpose: training must not go on undefended.
     """
 
 

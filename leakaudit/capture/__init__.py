@@ -16,6 +16,7 @@ __all__ = [
     "background_tasks",
     "boundary",
     "context",
+    "defended",
     "describe",
     "fitness",
     "missed_steps",
@@ -32,7 +33,9 @@ __all__ = [
     "results_log",
     "rounds",
     "run",
+    "secret_generator",
     "step_counter",
+    "training_defense",
     "unaudited",
     "worker",
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from leakaudit.capture.boundary import entry, from_signal_handler
 from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration, writes
+from leakaudit.capture.defended import Defended
 from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.processes.process_group import ProcessGroup
@@ -32,11 +33,11 @@ logger = logging.getLogger(__name__)
 SWITCHED_OFF = f"{OFF_SWITCH} is set"
 
 
-class Adapter:
+class Adapter(Defended):
     """At most one audited run at a time, whose problems never reach training.
 
-    A framework's adapter derives from this class, answers five questions (`_refuse`, `_versions`, `_trainer_context`, `_step_context`
-    and `_logger`), and calls `_open`, `_decide`, `_after_step`, `_close`, `_interrupt` and `_remind` from the framework's events.
+    A framework's adapter derives from this class, answers six questions (`_trained`, `_refuse`, `_versions`, `_trainer_context`,
+    `_step_context` and `_logger`), and calls `_open`, `_decide`, `_after_step`, `_close`, `_interrupt` and `_remind` from the framework's events.
     Each event is an `entry` of `leakaudit.capture.boundary`.
 
     All state has a default in the class, so that an adapter needs no constructor that could fail.
@@ -67,7 +68,7 @@ class Adapter:
         """Folder of the audit (results.json, report.html), known once training has begun."""
         return self._folder
 
-    # ------------------------------------------------------------------ the five questions
+    # ------------------------------------------------------------------ the six questions
 
     def _refuse(self) -> None:
         """Refuse a run whose update no hook sees.
@@ -105,6 +106,7 @@ class Adapter:
 
         It uses the spool of an earlier run of this adapter, if that run never kept a step.
         """
+        self._protect()
         self._off, self._red_line = "", None
         spool, folder = self._leave_earlier_run()
         if not self._off and os.environ.get(OFF_SWITCH):
@@ -120,7 +122,7 @@ class Adapter:
         self._folder = run.config.out_dir
 
     def _begin(self, peers: ProcessGroup | None, spool: Spool | None, folder: Path | None) -> AuditRun:
-        config = configuration(self.config)
+        config = self._configuration()
         refuse_versions()
         self._refuse()
         return AuditRun.begin(config, _with_peers(self._described(), peers), spool, folder)
@@ -171,6 +173,7 @@ class Adapter:
         Args:
             steps: optimizer steps of the run.
         """
+        self._unprotect()
         run = self._run
         if run is None:
             return
@@ -182,6 +185,11 @@ class Adapter:
     @entry
     def _interrupt(self, what: str) -> None:
         """End a run that an exception ended."""
+        self._unprotect()
+        self._break_off(what)
+
+    def _break_off(self, what: str) -> None:
+        """End the audit of a run that did not come to its end."""
         run = self._run
         if run is None:
             return
@@ -213,7 +221,7 @@ class Adapter:
         if run is None:
             return None, None
         if not run.untouched():
-            self._interrupt("the earlier training run never came to its end")
+            self._break_off("the earlier training run never came to its end")
             return None, None
         run.stop()
         self._kept, self._run = run.kept, None

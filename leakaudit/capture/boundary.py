@@ -4,7 +4,7 @@ Exceptions of the audit do not cross this boundary. Exceptions of the user's cod
 
 Whatever torch, a framework or a training loop calls in this package is an `entry`: an exception in it is given to `_fail` of its
 object, and training continues. Ctrl-C, the end of the interpreter and whatever the user's signal handlers raise are not defects; they
-pass unchanged.
+pass unchanged. So does a `DefenseError`: a training whose user asked for a defence must not go on without it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from leakaudit.errors import DefenseError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +54,11 @@ def from_signal_handler(error: BaseException | None) -> bool:
     return False
 
 
+def _passes(error: BaseException | None) -> bool:
+    """Return whether an exception is meant for the user's loop."""
+    return isinstance(error, DefenseError) or from_signal_handler(error)
+
+
 def _handles_signal(frame: FrameType) -> bool:
     code, values = frame.f_code, frame.f_locals
     given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
@@ -62,7 +69,9 @@ def _handles_signal(frame: FrameType) -> bool:
 
 
 class suppress(contextlib.suppress, ContextDecorator):
-    """A `contextlib.suppress` that lets what a handler of a signal raises pass.
+    """A `contextlib.suppress` that lets some exceptions pass.
+
+    These are a `DefenseError`, and whatever a handler of a signal raises.
 
     As a decorator it returns None in place of the exception.
     """
@@ -72,7 +81,7 @@ class suppress(contextlib.suppress, ContextDecorator):
     ) -> bool:
         """Return whether the exception ends here."""
         try:
-            return bool(super().__exit__(kind, error, trace)) and not from_signal_handler(error)
+            return bool(super().__exit__(kind, error, trace)) and not _passes(error)
         except (RuntimeError, MemoryError):  # stack or memory is used up; a RecursionError is a RuntimeError
             return True
 
@@ -113,8 +122,8 @@ def _clear_function_stack() -> None:
 def entry(method: F) -> F:
     """Return a method that gives its exceptions to `_fail` of its object.
 
-    The method returns None then. The object is an `Insider`. What a handler of a signal raises passes. The method runs outside the user's
-    modes of torch.
+    The method returns None then. The object is an `Insider`. A `DefenseError` passes, and so does what a handler of a signal raises. The method
+    runs outside the user's modes of torch.
     """
 
     @functools.wraps(method)
@@ -123,7 +132,7 @@ def entry(method: F) -> F:
             with without_modes():
                 return method(self, *args, **kwargs)
         except Exception as error:
-            if from_signal_handler(error):
+            if _passes(error):
                 raise
             self._fail(error)
         return None

@@ -104,7 +104,10 @@ def check_configuration(path: Path | None) -> Iterator[Check]:
             f"configuration: {path or 'built-in defaults'}, {counted(len(config.attacks), 'attack')}, "
             f"{counted(len(config.defenses), 'defence')}, {config.budget_s:g} s an attempt",
         )
-        for registry, specs in ((attacks, config.attacks), (defenses, (*config.defenses, config.shipped_defense))):
+        for registry, specs in (
+            (attacks, config.attacks),
+            (defenses, (*config.defenses, config.shipped_defense, *filter(None, [config.defense]))),
+        ):
             for spec in specs:
                 registry.create(spec.name, spec.options)
         policy = load_policy(config.policy, registered_names()) if config.policy else default_policy()

@@ -175,6 +175,9 @@ class AuditConfig(BaseModel):
     privacy: PrivacyConfig = PrivacyConfig()
     """What is known of the run's differential privacy: `{delta: 1e-5}`, a claim with `epsilon`, or `sampling_rate` and `steps`, from which an
     accountant computes the epsilon of each defence that adds noise. The audit repeats an epsilon and does not confirm it."""
+    defense: Plugin | None = None
+    """Defence that the callback applies to the update which training uses, such as `gaussian-noise(scale=0.1)`: the gradients change right before
+    each step of the optimizer. It is declared as `shipped_defense`. A training that cannot apply it ends with an error."""
     server: Plugin | None = None
     """An active server, such as `wide-pooler(activation=selu)`. Each client step is then computed again on the model that this server
     would have sent. Without it the audit is about an eavesdropper or an honest server. One audit never mixes the two."""
@@ -264,6 +267,14 @@ class AuditConfig(BaseModel):
             )
         if self.stop_on is not None and self.schedule == "deferred":
             raise ValueError("`stop_on` needs attacks during training: set `schedule` to beside or inline")
+        return self
+
+    @model_validator(mode="after")
+    def _one_defense_is_shipped(self) -> AuditConfig:
+        if self.defense is not None and self.shipped_defense not in (NONE, self.defense):
+            raise ValueError(
+                "`defense` is applied by the callback, `shipped_defense` by your own code: set one of the two keys"
+            )
         return self
 
     @model_validator(mode="after")

@@ -70,7 +70,7 @@ class Prune(Defense):
     def _masked(self, update: Update, rng: torch.Generator) -> dict[str, Tensor]:
         """Return the update with each entry set to zero with probability `share`."""
         return {
-            name: tensor * (torch.rand(tensor.shape, generator=rng) >= self.share).to(tensor)
+            name: tensor * (torch.rand(tensor.shape, generator=rng, device=rng.device) >= self.share).to(tensor)
             for name, tensor in update.items()
         }
 

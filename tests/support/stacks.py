@@ -57,6 +57,8 @@ class Case:
     """Further arguments of `watch`."""
     config: dict[str, Any] = field(default_factory=dict)
     """Further keys of the audit's configuration."""
+    audit: dict[str, Any] = field(default_factory=dict)
+    """Further arguments that the audit takes in every stack, such as `defense`."""
 
 
 def classes(size: int = 2, count: int = 4) -> list[Batch]:
@@ -96,6 +98,7 @@ def torch_loop(folder: Path, case: Case) -> dict[int, Snapshot]:
         config=audit_config(folder, **{"max_snapshots": 50, **case.config}),
         max_grad_norm=case.clip,
         scaler=scaler,
+        **case.audit,
         **case.options,
     )
     with without_side_process(), watched:
@@ -140,6 +143,7 @@ def accelerate(folder: Path, case: Case) -> dict[int, Snapshot]:
         tokenizer=case.tokenizer(),
         config=audit_config(folder, **{"max_snapshots": 50, **case.config}),
         max_grad_norm=case.clip,
+        **case.audit,
         **case.options,
     )
     with without_side_process(), watched:
@@ -157,7 +161,7 @@ def accelerate(folder: Path, case: Case) -> dict[int, Snapshot]:
 def hf_trainer(folder: Path, case: Case, *, seq2seq: bool = False) -> dict[int, Snapshot]:
     """`Trainer`, or `Seq2SeqTrainer`, with the audit attached."""
     model = case.model()
-    audit = LeakAuditCallback(audit_config(folder, **{"max_snapshots": 50, **case.config}))
+    audit = LeakAuditCallback(audit_config(folder, **{"max_snapshots": 50, **case.config}), **case.audit)
     settings: dict[str, Any] = {
         **SETTINGS,
         "max_steps": -1,  # the Trainer's own: `num_train_epochs` decides
@@ -232,7 +236,8 @@ def lightning(
         def configure_optimizers(self) -> Any:
             return case.optimizer(self)
 
-    audit = LightningAudit(audit_config(folder, **{"max_snapshots": 50, **case.config}), tokenizer=case.tokenizer())
+    configured = audit_config(folder, **{"max_snapshots": 50, **case.config})
+    audit = LightningAudit(configured, tokenizer=case.tokenizer(), **case.audit)
     with without_side_process(), _quiet_lightning():
         trainer = pl.Trainer(
             max_epochs=1,
