@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.plugins import ClientStep, Defense, Update, defense, uncertainties
-from leakaudit.plugins.levels import at_levels, drawn, possible_level
+from leakaudit.plugins.compression import at_levels, drawn, possible_level
 
 
 @defense("qsgd")

@@ -1,6 +1,8 @@
-"""Rounding to evenly spaced levels, at random or to the nearest one."""
+"""What defences share that compress an update: levels and kept entries."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,3 +42,38 @@ def possible_level(gradient: Tensor, observed: Tensor, level: Tensor, error: Ten
     below, above = ((low + 0.5).floor(), (high + 0.5).floor()) if nearest else (low.floor(), high.ceil())
     sent: Tensor = (observed / level).round().clamp(below, above) * level
     return sent
+
+
+def largest(tensors: Sequence[Tensor], dropped: int) -> list[Tensor]:
+    """Return which entries stay if the smallest ones of several tensors are dropped.
+
+    Of entries of equal size, the first ones stay.
+
+    Args:
+        tensors: their entries count as one vector.
+        dropped: number of dropped entries, from 0 to all of them.
+
+    Returns:
+        A tensor of booleans for each tensor, of its shape.
+    """
+    sizes = torch.cat([tensor.abs().flatten() for tensor in tensors])  # (entries,)
+    if dropped == 0:
+        kept = torch.ones_like(sizes, dtype=torch.bool)
+    else:
+        threshold = sizes.kthvalue(dropped).values
+        kept = sizes > threshold
+        left = len(sizes) - dropped - int(kept.sum())
+        kept[(sizes == threshold).nonzero().flatten()[:left]] = True
+    parts = kept.split([tensor.numel() for tensor in tensors])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def random_mask(tensor: Tensor, share: float, rng: torch.Generator) -> Tensor:
+    """Return which entries stay if each is dropped with a probability.
+
+    Args:
+        tensor: of any shape.
+        share: the probability.
+        rng: source of one number for each entry.
+    """
+    return drawn(tensor, rng) >= share
