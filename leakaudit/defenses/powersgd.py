@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense
-from leakaudit.plugins.error_feedback import check_no_memory
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, check_no_memory, defense
 
 
 @defense("powersgd")
@@ -23,8 +22,9 @@ class PowerSgd(Defense):
     that would get no shorter ((N + K) R >= N K), are sent whole. Every matrix starts from the same public seed at every step; the paper
     starts from the Q of the step before, which an adversary sees as well.
 
-    The rows that are sent are sums of rows of M, so their space is a part of the space of M's rows. A matrix of rank R or less is sent exactly: the
-    gradient of a linear layer has at most as many ranks as the batch has tokens.
+    The rows that are sent are sums of rows of M, so their space is a part of the space of M's rows. A matrix of
+    rank R or less is sent exactly. The gradient of a linear layer has at most as many ranks as the batch has tokens. Query, key and
+    value layers read the same inputs, so together they show up to 3 R directions of the space of these inputs.
     """
 
     rank: int = 4
@@ -40,7 +40,7 @@ class PowerSgd(Defense):
     resized: ClassVar[bool] = True
     on_update = True
     source: ClassVar[str] = "PowerSGD (Vogels et al. 2019, Algorithm 1); torch's powerSGD_hook computes the same"
-    protects: ClassVar[str] = "Hides all but a few directions of each matrix; batches with few tokens are sent whole."
+    protects: ClassVar[str] = "Hides all but a few directions of each matrix; batches of up to R tokens are sent whole."
     cost: ClassVar[str] = (
         "Worse training at small ranks, much less with error feedback; the traffic shrinks to two thin matrices."
     )

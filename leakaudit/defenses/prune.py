@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from leakaudit.plugins import ClientStep, Defense, Update, defense
-from leakaudit.plugins.compression import largest, random_mask
+from leakaudit.plugins import ClientStep, Defense, Update, defense, largest_entries, random_mask
 
 Choice = Literal["magnitude", "random"]
 Per = Literal["update", "layer"]
@@ -70,7 +69,7 @@ class Prune(Defense):
         for names in groups:
             dropped = math.floor(self.share * sum(update[name].numel() for name in names))
             if dropped:
-                kept = largest([update[name] for name in names], dropped)
+                kept = largest_entries([update[name] for name in names], dropped)
                 pruned |= {name: update[name] * mask for name, mask in zip(names, kept, strict=True)}
         return {name: pruned.get(name, g) for name, g in update.items()} if pruned else update
 

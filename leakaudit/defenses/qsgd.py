@@ -10,8 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Update, defense, uncertainties
-from leakaudit.plugins.compression import at_levels, drawn, possible_level
+from leakaudit.plugins import (
+    ClientStep,
+    Defense,
+    Update,
+    at_levels,
+    defense,
+    possible_level,
+    uncertainties,
+    uniform_draws,
+)
 
 
 @defense("qsgd")
@@ -48,7 +56,7 @@ class Qsgd(Defense):
 
         def rounded(tensor: Tensor) -> Tensor:
             level = self._level(tensor)
-            return at_levels(tensor, level, drawn(tensor, rng)) if bool(level > 0) else tensor
+            return at_levels(tensor, level, uniform_draws(tensor, rng)) if bool(level > 0) else tensor
 
         return {name: rounded(tensor) for name, tensor in update.items()}
 

@@ -9,8 +9,16 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Update, defense, uncertainties
-from leakaudit.plugins.compression import at_levels, drawn, possible_level
+from leakaudit.plugins import (
+    ClientStep,
+    Defense,
+    Update,
+    at_levels,
+    defense,
+    possible_level,
+    uncertainties,
+    uniform_draws,
+)
 
 Rounding = Literal["random", "nearest"]
 
@@ -60,7 +68,7 @@ class Quantize(Defense):
             level = self._level(tensor)
             if not bool(level > 0):
                 return tensor
-            chance = 0.5 if self.rounding == "nearest" else drawn(tensor, rng)
+            chance = 0.5 if self.rounding == "nearest" else uniform_draws(tensor, rng)
             return at_levels(tensor, level, chance).clamp(-self._steps * level, self._steps * level)
 
         return {name: quantised(tensor) for name, tensor in update.items()}

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.plugins import ClientStep, Defense, Update, defense
-from leakaudit.plugins.compression import random_mask
+from leakaudit.plugins import ClientStep, Defense, Update, defense, random_mask
 
 
 @defense("random-mask")

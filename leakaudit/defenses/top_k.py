@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, defense
-from leakaudit.plugins.compression import largest
-from leakaudit.plugins.error_feedback import check_no_memory
+from leakaudit.plugins import ClientStep, Defense, Observation, Update, check_no_memory, defense, largest_entries
 
 
 @defense("top-k")
@@ -58,7 +56,7 @@ class TopK(Defense):
         dropped = {name: g.numel() - math.ceil(self.share * g.numel()) for name, g in update.items()}
         if not any(dropped.values()):
             return update
-        return {name: g * largest([g], dropped[name])[0] for name, g in update.items()}
+        return {name: g * largest_entries([g], dropped[name])[0] for name, g in update.items()}
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return the recomputed entries where an entry was sent, and zero elsewhere.

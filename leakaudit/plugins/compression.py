@@ -23,7 +23,7 @@ def at_levels(tensor: Tensor, level: Tensor, chance: Tensor | float) -> Tensor:
     return rounded
 
 
-def drawn(tensor: Tensor, rng: torch.Generator) -> Tensor:
+def uniform_draws(tensor: Tensor, rng: torch.Generator) -> Tensor:
     """Return numbers from 0 to 1, one for each entry, on the tensor's device."""
     return torch.rand(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
 
@@ -44,7 +44,7 @@ def possible_level(gradient: Tensor, observed: Tensor, level: Tensor, error: Ten
     return sent
 
 
-def largest(tensors: Sequence[Tensor], dropped: int) -> list[Tensor]:
+def largest_entries(tensors: Sequence[Tensor], dropped: int) -> list[Tensor]:
     """Return which entries stay if the smallest ones of several tensors are dropped.
 
     Of entries of equal size, the first ones stay.
@@ -76,4 +76,4 @@ def random_mask(tensor: Tensor, share: float, rng: torch.Generator) -> Tensor:
         share: the probability.
         rng: source of one number for each entry.
     """
-    return drawn(tensor, rng) >= share
+    return uniform_draws(tensor, rng) >= share

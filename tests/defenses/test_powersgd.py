@@ -17,6 +17,9 @@ from leakaudit.client.observation import Update
 from leakaudit.defenses.powersgd import PowerSgd, low_rank
 from leakaudit.plugins.error_feedback import SentInOrder
 from leakaudit.plugins.testing import check_defense
+from leakaudit.plugins.testing.attacks import ticking
+from leakaudit.registry import attacks
+from tests.support import tiny
 
 ROWS, COLUMNS, RANK, STEPS = 12, 10, 2, 4
 
@@ -108,6 +111,20 @@ def test_the_start_depends_on_the_seed_alone() -> None:
     one, two = (PowerSgd(rank=2).changed(update, torch.Generator().manual_seed(i))["w"] for i in (0, 1))
     other = PowerSgd(rank=2, seed=1).changed(update, torch.Generator())["w"]
     assert torch.equal(one, two) and not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize(("rank", "read"), [(2, False), (4, True)])
+def test_a_text_of_three_times_the_rank_is_read_through_it(rank: int, read: bool) -> None:
+    """Query, key and value show R directions each of the space of all inputs.
+
+    A text of 12 tokens is therefore hidden by rank 2 and not by rank 4.
+    """
+    step = tiny.client_step(tiny.wide_bert(), tiny.bert_tokenizer(), ["the old dog chased a cat . a small bird"], [1])
+    (text,) = step.truth.sequences()
+    assert len(text) == 12
+    seen = PowerSgd(rank=rank)(step, step.observe(), torch.Generator())
+    guess = attacks.create("span")(seen, torch.Generator().manual_seed(0), ticking(30))
+    assert (list(text) in [list(one.token_ids) for one in guess.sequences]) == read
 
 
 @pytest.mark.parametrize("rank", [1, 4])
