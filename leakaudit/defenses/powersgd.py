@@ -95,7 +95,8 @@ class PowerSgd(Defense):
 def low_rank(matrix: Tensor, start: Tensor) -> Tensor:
     """Return P (P^T M), with P an orthonormal basis of the columns of M Q.
 
-    It is computed in float64: a matrix of smaller rank than R has columns of M Q that differ by rounding alone.
+    It is computed in float64: a matrix of smaller rank than R has columns of M Q that differ by rounding alone. Zero rows of M, such as
+    those of words that are not in the batch, stay exactly zero, as with Gram-Schmidt.
 
     Args:
         matrix: (N, K) M.
@@ -103,5 +104,5 @@ def low_rank(matrix: Tensor, start: Tensor) -> Tensor:
     """
     exact = matrix.double()
     basis = torch.linalg.qr(exact @ start.double()).Q  # (N, R)
-    sent: Tensor = (basis @ (basis.T @ exact)).to(matrix)
+    sent: Tensor = (basis @ (basis.T @ exact)).to(matrix) * matrix.any(dim=1, keepdim=True)
     return sent

@@ -98,6 +98,14 @@ def test_matrices_of_low_rank_and_vectors_are_sent_exactly() -> None:
     assert int(torch.linalg.matrix_rank(both, rtol=1e-5)) == 20
 
 
+def test_rows_of_zeros_stay_rows_of_zeros() -> None:
+    """Rounding in them would name words that are not in the batch."""
+    table = torch.zeros(300, 20)
+    table[::37] = torch.randn(9, 20, generator=torch.Generator().manual_seed(0))
+    sent = PowerSgd(rank=4).changed({"table": table}, torch.Generator())["table"]
+    assert torch.equal(sent.any(dim=1), table.any(dim=1))
+
+
 def test_a_matrix_that_gets_no_shorter_is_sent_whole() -> None:
     """Rank 4 of 6 x 6 would take 48 numbers for 36."""
     update = {"w": torch.randn(6, 6)}
