@@ -42,7 +42,7 @@ def client_app(audited: LeakAuditMod, defended: bool, rounds: int) -> ClientApp:
     """Return the app of a client: audited training, then the mods from last to first."""
     app = ClientApp()
     privacy = [LocalDpMod(NORM, SENSITIVITY, EPSILON, DELTA)] if defended else []
-    declared = {"shipped_defense": f"clip-difference(norm={NORM}, sigma={SIGMA})"} if defended else {}
+    declared = {"shipped_defense": f"clip-noise(bound={NORM}, sigma={SIGMA})"} if defended else {}
 
     @app.train(mods=[audited, *privacy])  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:

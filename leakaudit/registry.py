@@ -30,20 +30,37 @@ ENTRY_POINT_GROUP = "leakaudit.plugins"
 Plugin = TypeVar("Plugin", bound=type)
 
 
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """What a plugin and its options are called now. Old names are still read."""
+
+    name: str
+    options: Mapping[str, str]
+    """Old name of an option -> its name now; the others have kept their names."""
+
+
 class Registry(Generic[Plugin]):
     """The plugins of one kind, by name; loaded at the first look-up."""
 
-    def __init__(self, kind: str, home: str | None = None, unless_stated: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        home: str | None = None,
+        unless_stated: Mapping[str, Any] | None = None,
+        renamed: Mapping[str, Renamed] | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             kind: the noun for messages, such as `attack`; also the name of the decorator.
             home: the package whose modules hold our own plugins, one each; None for a registry that imports nothing.
             unless_stated: class attribute -> default value for a plugin that does not define the attribute.
+            renamed: old name of a plugin -> what it is called now.
         """
         self.kind = kind
         self._home = home
         self._unless_stated = dict(unless_stated or {})
+        self.renamed = dict(renamed or {})
         self._plugins: dict[str, Any] = {}
         self._loaded = False
 
@@ -82,13 +99,24 @@ class Registry(Generic[Plugin]):
         """
         self._load()
         try:
-            return self._plugins[name]
+            return self._plugins[self.current(name, {})[0]]
         except KeyError:
             near = difflib.get_close_matches(name, self._plugins, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownPluginError(
                 f"no {self.kind} is called {name!r}; {hint}known: {', '.join(sorted(self._plugins))}"
             ) from None
+
+    def current(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the present names of a plugin and of its options.
+
+        >>> defenses.current("clip-difference", {"norm": 1.0})
+        ('clip-noise', {'bound': 1.0})
+        """
+        now = self.renamed.get(name)
+        if now is None:
+            return name, dict(options)
+        return now.name, {now.options.get(option, option): value for option, value in options.items()}
 
     def create(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Return the plugin `name` with its fields set from `options`.
@@ -99,10 +127,11 @@ class Registry(Generic[Plugin]):
             UnknownPluginError: there is no such plugin.
             ConfigError: an option is not a field of the plugin, or the plugin does not accept its value.
         """
+        name, options = self.current(name, options or {})
         plugin = self[name]
         knobs = {field.name: field for field in dataclasses.fields(plugin) if field.init}
         values = {}
-        for key, value in (options or {}).items():
+        for key, value in options.items():
             if key not in knobs:
                 near = difflib.get_close_matches(key, knobs, n=1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
@@ -200,7 +229,11 @@ attacks: Registry[Any] = Registry(
     "leakaudit.attacks",
     {"needs": "everything", "reads": "gradient", "blind": False, "token_limit": False, "slow": False},
 )
-defenses: Registry[Any] = Registry("defense", "leakaudit.defenses")
+defenses: Registry[Any] = Registry(
+    "defense",
+    "leakaudit.defenses",
+    renamed={"clip-difference": Renamed("clip-noise", {"norm": "bound"})},
+)
 metrics: Registry[Any] = Registry(
     "metric", "leakaudit.metrics", {"needs_guess": False, "needs_model": False, "missing_because": ""}
 )

@@ -119,7 +119,7 @@ class AttemptRunner:
     ) -> JournalEntry:
         start = time.perf_counter()
         try:
-            seen, fits = readable(attack, seen)
+            seen, fits = readable(attack, seen if self.config.adaptive else seen.unaware())
             if not fits:
                 return self._not_applicable(attempt, attack, fits.reason, start)
             guess = attack(seen, generator(self.config.seed, *attempt), Budget(self.config.budget_s))

@@ -75,6 +75,7 @@ def described(config: AuditConfig, plugins: Plugins) -> Battery:
         "min_tokens": config.min_tokens,
         "attack_recovered_steps": config.attack_recovered_steps,
         "tool": __version__,
+        **({} if config.adaptive else {"adaptive": False}),
     }
     digest = hashlib.sha256(json.dumps(members, sort_keys=True, default=str).encode()).hexdigest()
     return Battery(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from leakaudit.client.optimizer import ClientOptimizer, UpdateKind
 from leakaudit.errors import ConfigError
@@ -29,6 +29,15 @@ class DeclaredDefense(Facts):
 
     name: str
     parameters: dict[str, float | int | str | bool] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _called_as_now(cls, data: Any) -> Any:
+        """Read a declaration that was stored under an old name."""
+        if not isinstance(data, dict) or data.get("name") not in defenses.renamed:
+            return data
+        name, parameters = defenses.current(data["name"], data.get("parameters", {}))
+        return {**data, "name": name, "parameters": parameters}
 
     def known(self) -> Any:
         """Return the registered defence with these options; None if there is none.

@@ -96,6 +96,10 @@ class Observation:
         bounds = [self.facts.max_grad_norm, *(d.clipping_bound for d in self.facts.known_defenses if d is not None)]
         return min((bound for bound in bounds if bound is not None), default=None)
 
+    def unaware(self) -> Observation:
+        """Return what an adversary sees who does not know the declared defences."""
+        return replace(self, facts=self.facts.model_copy(update={"defenses": ()}))
+
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with the update that a declared defence makes."""
         facts = self.facts.model_copy(update={"defenses": (*self.facts.defenses, defense)})

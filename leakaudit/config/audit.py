@@ -186,6 +186,9 @@ class AuditConfig(BaseModel):
     attack_recovered_steps: bool = False
     """Run every attack on every step. By default attacks on texts are left out, as `not needed`, where an earlier one has recovered every text of
     the step. A comparison of attacks needs them all; a verdict does not."""
+    adaptive: bool = True
+    """Whether attacks know the declared defences, as an adversary does who reads the protocol. `false` shows what an attack from the literature
+    reads that ignores them. It is for comparison only: what such an attack misses is no evidence."""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     """Seed of the attacks. The same seed on the same steps gives the same results."""
     min_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 8

@@ -48,11 +48,12 @@ def keys_of(results: Results, policy: Policy, data: str = "") -> dict[str, str]:
         )  # what was found instead is an outcome: a defence that is gone is compared, not excused
     else:
         declared = sorted({step.shipped_defense for step in results.steps if step.n_sequences} - {"none"})
+    unaware = "" if all(attempt.adaptive for attempt in results.attempts) else "; attacks do not know the defences"
     return {
         "model": f"{subject.model} {_short(subject.config_digest)}",
         "data": data,
         "attacks": f"{', '.join(run.battery.attacks)}; leakaudit {run.tool}",
-        "granted": ", ".join(results.threat_model.granted) + f"; {results.threat_model.adversary}",
+        "granted": ", ".join(results.threat_model.granted) + f"; {results.threat_model.adversary}" + unaware,
         "defenses": ", ".join(run.battery.defenses),
         "shipped": ", ".join(declared) or "none",
         "batch": f"{regime.batch_size} texts, {'training' if regime.training_mode else 'eval'} mode, dropout {regime.dropout:g}, {regime.dtype}",

@@ -47,6 +47,9 @@ class Defense(Protocol):
     """Whether it changes the length of the update by an unknown factor."""
     on_update: bool = False
     """Whether what is sent follows from the update alone (`changed`). Training can then apply the defence to its own gradients."""
+    error_feedback: bool = False
+    """Whether what it drops from one update is added to the next. `changed` then gives what is sent of that sum, and
+    `leakaudit.plugins.error_feedback` keeps the memory. One step alone cannot be audited or verified."""
     per_example: ClassVar[bool] = False
     """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
 

@@ -40,7 +40,7 @@ def own_names() -> Names:
     >>> "span" in own_names().attacks, "prune" in own_names().defenses, "rougeL" in own_names().metrics
     (True, True, True)
     """
-    return Names(_in_source("attack"), _in_source("defense"), _in_source("metric"))
+    return Names(_in_source("attack"), _in_source("defense") | registry.defenses.renamed.keys(), _in_source("metric"))
 
 
 def names_for(results: Results) -> Names:

@@ -19,8 +19,23 @@ from leakaudit.registry import defenses
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat ."]
-RANDOM = ("gaussian-noise(scale=5)", "laplace-noise(scale=5)", "prune(share=0.9, choose=random)", "quantize(bits=8)")
-COMPUTED = ("prune(share=0.9)", "clip-difference(norm=0.5)", "round(dtype=fp16)", "sign")
+RANDOM = (
+    "gaussian-noise(scale=5)",
+    "laplace-noise(scale=5)",
+    "prune(share=0.9, choose=random)",
+    "quantize(bits=8)",
+    "qsgd",
+    "random-mask",
+)
+COMPUTED = (
+    "prune(share=0.9)",
+    "clip-noise(bound=0.5)",
+    "round(dtype=fp16)",
+    "sign",
+    "top-k",
+    "powersgd(rank=2)",
+    "quantize(rounding=nearest)",
+)
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ def test_clip_and_noise_are_declared_in_the_units_of_the_wire(tmp_path: Path, no
             n: before[n] + factor * d + 0.02 * torch.randn(d.shape, generator=random) for n, d in difference.items()
         }
 
-    declared = PluginSpec(name="clip-difference", options={"norm": norm, "sigma": 0.02})
+    declared = PluginSpec(name="clip-noise", options={"bound": norm, "sigma": 0.02})
     found, *_ = sent(tmp_path, private, rate=0.03, shipped_defense=declared)
     assert found.stamp.status is VerificationStatus.NOISED, found.stamp
     assert found.seen.noise_sigma == pytest.approx(0.02 / 0.03)
@@ -148,7 +148,7 @@ def test_clip_and_noise_are_declared_in_the_units_of_the_wire(tmp_path: Path, no
 
 def test_a_clipped_difference_without_noise_is_verified(tmp_path: Path) -> None:
     """The weights move a tenth as far, and no further, because the norm says so."""
-    declared = PluginSpec(name="clip-difference", options={"norm": 0.01})
+    declared = PluginSpec(name="clip-noise", options={"bound": 0.01})
 
     def clipped(before: Weights, after: Weights) -> Weights:
         length = torch.stack([(after[n] - before[n]).norm() for n in after]).norm()

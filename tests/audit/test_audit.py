@@ -25,7 +25,9 @@ from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import AnatomyError, ConfigError, ResultsError
+from leakaudit.gate.policy import default_policy
 from leakaudit.gate.verdict import Verdict
+from leakaudit.history.keys import keys_of
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
@@ -450,8 +452,14 @@ def test_a_damaged_line_in_the_middle_is_no_torn_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"seed": 1}, {"budget_s": 5.0}, {"defenses": ["fake-halves"]}, {"attacks": ["fake-guess(length=3)"]}],
-    ids=["seed", "budget", "defences", "knobs"],
+    [
+        {"seed": 1},
+        {"budget_s": 5.0},
+        {"defenses": ["fake-halves"]},
+        {"attacks": ["fake-guess(length=3)"]},
+        {"adaptive": False},
+    ],
+    ids=["seed", "budget", "defences", "knobs", "knowledge"],
 )
 def test_a_folder_keeps_to_one_battery(tmp_path: Path, other: dict[str, Any]) -> None:
     """Mixed batteries would be one average of two measurements."""
@@ -666,6 +674,21 @@ def test_tables_that_a_run_withholds_are_not_shown_as_tables_of_zeros(tmp_path: 
     table = tiny.word_table(sent.model)
     assert table not in sent.update and table in sent.facts.frozen and table not in sent.facts.shared
     assert table in raw.facts.shared and bool(raw.update[table].any())
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_an_attack_knows_the_defence_only_where_the_results_say_so(
+    tmp_path: Path, looks: list[Observation], adaptive: bool
+) -> None:
+    """Without it the update is the same, and nothing is declared."""
+    audit = _audit(tmp_path, "fake-guess", defenses=["random-mask(share=0.5)"], adaptive=adaptive)
+    audit.step(_snapshot())
+    results = audit.finish()
+    assert {attempt.adaptive for attempt in results.attempts} == {adaptive}
+    assert ("do not know" in keys_of(results, default_policy())["granted"]) == (not adaptive)
+    seen = looks[-1]
+    assert seen.zeroed == seen.resized == adaptive
+    assert any(bool((g == 0).any()) for g in seen.update.values())
 
 
 def test_a_shipped_defence_with_numbers_is_no_contradiction(tmp_path: Path) -> None:

@@ -143,9 +143,7 @@ rules:
   - {id: not-most-words, severity: high, event: most_words, max_count: 0}
 """
 """A user's policy that is about words only."""
-NOISY_CALLBACK = CALLBACK.replace(
-    "{audits!r}", '{audits!r}, shipped_defense="clip-difference(norm=1000000.0, sigma=0.01)"'
-)
+NOISY_CALLBACK = CALLBACK.replace("{audits!r}", '{audits!r}, shipped_defense="clip-noise(bound=1000000.0, sigma=0.01)"')
 NOISY_FILTER = """    from noise import Noise
     recipe.add_client_output_filter(Noise(), tasks=["train"])
 """ + FILTER.replace("{audits!r}", '{audits!r}, policy="{work}/app/policy.yaml"')

@@ -23,7 +23,7 @@ def test_the_smallest_entries_of_all_parameters_together_are_zeroed() -> None:
     assert pruned.update["a"].tolist() == [0.0, -8.0, 0.0]
     assert pruned.update["b"].tolist() == [[0.0, 7.0], [4.0, 6.0], [0.0, -5.0]]
     (declared,) = pruned.facts.defenses
-    assert declared == DeclaredDefense(name="prune", parameters={"share": 0.5, "choose": "magnitude"})
+    assert declared == DeclaredDefense(name="prune", parameters={"share": 0.5, "choose": "magnitude", "per": "update"})
 
 
 @pytest.mark.parametrize("choose", ["magnitude", "random"])
@@ -50,7 +50,9 @@ def test_random_entries_are_zeroed_whatever_their_size() -> None:
         assert torch.equal(tensor[tensor != 0], update[name][tensor != 0])
         assert not torch.equal(tensor, other.update[name])
     assert one.zeroed
-    assert one.facts.defenses == (DeclaredDefense(name="prune", parameters={"share": 0.75, "choose": "random"}),)
+    assert one.facts.defenses == (
+        DeclaredDefense(name="prune", parameters={"share": 0.75, "choose": "random", "per": "update"}),
+    )
 
 
 def test_a_choice_that_does_not_exist_is_refused() -> None:

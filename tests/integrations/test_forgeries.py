@@ -274,9 +274,9 @@ DECLARED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
         "prune(share=0.9)",
         as_differences(lambda r: {n: torch.where(d != 0, with_last_bit(d), d) for n, d in pruned(r, 0.9).items()}),
     ),
-    "not clipped": ("clip-difference(norm=0.01)", lambda r: dxo(r.after)),
+    "not clipped": ("clip-noise(bound=0.01)", lambda r: dxo(r.after)),
     "clipped, and a text": (
-        "clip-difference(norm=0.01)",
+        "clip-noise(bound=0.01)",
         as_differences(lambda r: {n: d * (1 + 1e-5 * payload(d)) for n, d in clipped(r, 0.01).items()}),
     ),
     "not pruned": ("prune(share=0.9)", as_differences(lambda r: r.changed())),
@@ -364,7 +364,7 @@ CLEAN: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     "noise on a part": (NOISY, lambda r: dxo(part_with_noise(r))),
     "noise as NumPy arrays": (NOISY, as_weights(lambda r: {n: w.numpy() for n, w in r.with_noise(NOISE).items()})),
     "Laplace noise": ("laplace-noise(scale=20)", lambda r: dxo(with_laplace(r))),
-    "clip and noise": ("clip-difference(norm=0.1, sigma=0.02)", as_differences(lambda r: clipped(r, 0.1, 0.02))),
+    "clip and noise": ("clip-noise(bound=0.1, sigma=0.02)", as_differences(lambda r: clipped(r, 0.1, 0.02))),
 }
 """Name -> the declared defence, and a transmission from which nothing came back."""
 
@@ -378,9 +378,9 @@ EXPLAINED: dict[str, tuple[str, Callable[[Trained], Any]]] = {
     "float16 differences": ("", as_differences(lambda r: cast(r.changed(), torch.float16))),
     "float64 with the digits of float32": ("", as_weights(lambda r: cast(r.after, torch.float64))),
     "a factor for the whole update": ("", as_differences(lambda r: {n: 5 * d for n, d in r.changed().items()})),
-    "clipped": ("clip-difference(norm=0.01)", as_differences(lambda r: clipped(r, 0.01))),
-    "clipped weights": ("clip-difference(norm=0.01)", lambda r: dxo(r.having(clipped(r, 0.01)))),
-    "a norm that does not clip": ("clip-difference(norm=100)", lambda r: dxo(r.after)),
+    "clipped": ("clip-noise(bound=0.01)", as_differences(lambda r: clipped(r, 0.01))),
+    "clipped weights": ("clip-noise(bound=0.01)", lambda r: dxo(r.having(clipped(r, 0.01)))),
+    "a norm that does not clip": ("clip-noise(bound=100)", lambda r: dxo(r.after)),
     "pruned": ("prune(share=0.9)", as_differences(lambda r: pruned(r, 0.9))),
     "int8 levels": ("quantize(bits=8)", as_differences(lambda r: quantized(r, 8))),
     "LoRA": (ADAPTERS, as_weights(lambda r: {n: w for n, w in r.after.items() if "lora_" in n})),

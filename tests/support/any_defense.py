@@ -47,6 +47,7 @@ def at_drawn_knobs(draw: st.DrawFn, kind: type[Defense]) -> Defense:
         defense = kind(**knobs)
     except ValueError:
         assume(False)
+    assume(not defense.error_feedback)  # one step alone cannot be audited
     return defense
 
 

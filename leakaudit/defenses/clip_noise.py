@@ -1,4 +1,4 @@
-"""`clip-difference`: clip the difference of the weights, and add Gaussian noise."""
+"""`clip-noise`: clip the whole update, and add Gaussian noise."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from leakaudit.client.local_steps import delta_divisor
 from leakaudit.plugins import ClientStep, Defense, Update, defense, root_mean_square
 
 
-@defense("clip-difference")
+@defense("clip-noise")
 @dataclass(frozen=True)
-class ClipDifference(Defense):
-    """Cut the difference of the weights to a norm, and add Gaussian noise to it.
+class ClipNoise(Defense):
+    """Cut the whole update to a norm, and add Gaussian noise to it.
 
-    The client sends d min(1, C / |d|) + N(0, sigma^2), with d the difference of all trained weights. Both numbers are in the units of d, as
-    protocols state them. The update that attacks see is d over the learning rates of the local steps.
+    The client sends d min(1, C / |d|) + N(0, sigma^2), with d the gradient, or the difference of all trained weights. Both numbers are in
+    the units of d, as protocols state them. The update that attacks see of a difference is d over the learning rates of the local steps.
+    This is what Flower's `LocalDpMod` does. How private a sigma is depends on the number of updates that are sent; the accountant of the
+    protocol computes that, not this audit.
     """
 
-    norm: float = 1.0
-    """C: largest L2 norm of the whole difference; infinity clips nothing. Our choice of 1: as in examples of the literature."""
+    bound: float = 1.0
+    """C: largest L2 norm of the whole update; infinity clips nothing. Our choice of 1: as in examples of the literature."""
     sigma: float = 0.0
-    """Standard deviation of the noise on each weight that is sent."""
+    """Standard deviation of the noise on each entry that is sent."""
     unit: float | None = None
     """The update's unit in the units of the difference: the sum of the learning rates. None takes the step's."""
 
-    label: ClassVar[str] = "clip and noise of differences"
-    meaning: ClassVar[str] = "Cuts the difference of the weights to a norm and adds Gaussian noise."
-    identity: ClassVar[Mapping[str, Any]] = {"norm": math.inf, "sigma": 0.0}
+    label: ClassVar[str] = "clipping and noise"
+    meaning: ClassVar[str] = "Cuts the whole update to a norm and adds Gaussian noise."
+    identity: ClassVar[Mapping[str, Any]] = {"bound": math.inf, "sigma": 0.0}
     resized: ClassVar[bool] = True
     on_update = True
     source: ClassVar[str] = (
@@ -43,8 +45,8 @@ class ClipDifference(Defense):
 
     def __post_init__(self) -> None:
         """Refuse knobs that describe no such defence."""
-        if not self.norm > 0:
-            raise ValueError(f"norm must be above 0, got {self.norm}")
+        if not self.bound > 0:
+            raise ValueError(f"bound must be above 0, got {self.bound}")
         if not 0 <= self.sigma < math.inf:
             raise ValueError(f"sigma must be 0 or more and finite, got {self.sigma}")
         if self.unit is not None and not 0 < self.unit < math.inf:
@@ -90,7 +92,7 @@ class ClipDifference(Defense):
 
     def _clipped(self, update: Update, unit: float) -> dict[str, Tensor]:
         norm = float(torch.stack([g.double().norm() for g in update.values()]).norm()) * unit
-        factor = min(1.0, self.norm / norm) if norm else 1.0
+        factor = min(1.0, self.bound / norm) if norm else 1.0
         return {name: factor * g for name, g in update.items()}
 
     def _unit(self, step: ClientStep) -> float:
