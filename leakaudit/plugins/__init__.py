@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from leakaudit.errors import AnatomyError, ConfigError, LeakAuditError, ModelError, PriorError, SnapshotError
     from leakaudit.models.structure import word_embedding
     from leakaudit.models.vocabulary import Vocabulary
+    from leakaudit.plugins.adapter_defense import AdapterDefense
     from leakaudit.plugins.attack_protocol import (
         APPLIES,
         FALSE_EVENTS,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         tokenizer_vocabulary,
         words_of,
     )
+    from leakaudit.plugins.step_defense import StepDefense
     from leakaudit.registry import attack, defense, metric, prior
 
 _HOMES = {
@@ -74,6 +76,7 @@ _HOMES = {
     "leakaudit.errors": "AnatomyError ConfigError LeakAuditError ModelError PriorError SnapshotError",
     "leakaudit.models.structure": "word_embedding",
     "leakaudit.models.vocabulary": "Vocabulary",
+    "leakaudit.plugins.adapter_defense": "AdapterDefense",
     "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reads Reconstruction not_applicable",
     "leakaudit.plugins.budget": "Budget",
     "leakaudit.plugins.defense_protocol": "Defense",
@@ -84,6 +87,7 @@ _HOMES = {
     "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap is_found label_success_rate longest_common_run rouge_f",
     "leakaudit.plugins.prior_loading": "load_prior",
     "leakaudit.plugins.prior_protocol": "Prior Scorer check_same_tokens frame_of tokenizer_vocabulary words_of",
+    "leakaudit.plugins.step_defense": "StepDefense",
     "leakaudit.registry": "attack defense metric prior",
 }
 """Module -> the names that this module takes from it. The imports above list the same names, but only type checkers run them."""
@@ -94,6 +98,7 @@ __all__ = [
     "APPLIES",
     "FALSE_EVENTS",
     "ROUGE_SOURCE",
+    "AdapterDefense",
     "AdditiveNoise",
     "AnatomyError",
     "Applicability",
@@ -124,6 +129,7 @@ __all__ = [
     "Scorer",
     "SequenceMetric",
     "SnapshotError",
+    "StepDefense",
     "StepMetric",
     "TaggedEntities",
     "Update",

@@ -47,6 +47,8 @@ class Defense(Protocol):
     """Whether it changes the length of the update by an unknown factor."""
     on_update: bool = False
     """Whether what is sent follows from the update alone (`changed`). Training can then apply the defence to its own gradients."""
+    of_step: ClassVar[bool] = False
+    """Whether it is another recipe of the client's step (`StepDefense`). The facts then tell the recipe, and nothing is declared."""
     per_example: ClassVar[bool] = False
     """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
 

@@ -31,7 +31,7 @@ from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
 from leakaudit.files.regular_files import read_regular
 from leakaudit.models.loading import Task, load_model, load_tokenizer
-from leakaudit.models.lora import add_lora, is_adapter
+from leakaudit.models.lora import add_lora, below_adapters
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.vocabulary import vocabulary_of
 
@@ -124,15 +124,6 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     return frozenset(frozen)
 
 
-def _below_the_adapters(model: nn.Module) -> frozenset[str]:
-    """Return the weights that training with adapters freezes: all below the head."""
-    body: Any = getattr(model, "base_model", None)
-    inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
-    return frozenset(
-        name for name, parameter in model.named_parameters() if id(parameter) in inside and not is_adapter(name)
-    )
-
-
 def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
     """Return the SHA-256 of all that simulated steps depend on.
 
@@ -179,7 +170,7 @@ class Simulator:
         frozen = frozenset[str]()
         if what.lora_rank is not None:
             add_lora(self.model, what.lora_rank, what.lora_targets, seed=what.seed)
-            frozen = _below_the_adapters(self.model)
+            frozen = below_adapters(self.model)
         self._frozen = frozen | frozen_parameters(self.model, what.freeze)
         if not {name for name, _ in self.model.named_parameters()} - self._frozen:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
