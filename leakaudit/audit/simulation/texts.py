@@ -163,7 +163,7 @@ class Simulator:
         """
         self.what = what
         examples = read_examples(what.data, what.task)
-        self.batches = batches(examples, what.batch_size * what.local_steps, what.steps, what.seed)
+        self.batches = batches(examples, what.batch_size * what.local_steps * what.clients, what.steps, what.seed)
         labels = self._number_of_labels(examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
@@ -253,6 +253,8 @@ class Simulator:
         if what.learning_rate is not None:
             sends = {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
             sends["optimizer"] = self._optimizer
+        elif what.clients > 1:
+            sends = {"view": "reduced"}
         facts = public_facts(
             self.model,
             self.tokenizer,
@@ -263,15 +265,12 @@ class Simulator:
             **sends,
         )
         labels = [example.label for example in rows if example.label is not None]
-        size = what.batch_size
+        size, passes = what.batch_size, what.local_steps * what.clients
         truth = Truth(
-            tuple(
-                self._batch(rows[k * size : (k + 1) * size], index * what.local_steps + k)
-                for k in range(what.local_steps)
-            ),
+            tuple(self._batch(rows[k * size : (k + 1) * size], index * passes + k) for k in range(passes)),
             optimizer_state=self._state,
         )
-        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm)
+        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm, processes=what.clients)
         observation = ClientStep(self.model, truth, recipe, facts).observe()
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,
