@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.facts import PublicFacts
@@ -23,6 +24,7 @@ from leakaudit.errors import AnatomyError, ConfigError, SnapshotError
 from leakaudit.models.lora import adapted, add_lora, below_adapters, is_adapter, is_second_matrix
 from leakaudit.models.structure import dropout_rates, parameters_up_to_block
 from leakaudit.models.structure.dropout import is_dropout
+from leakaudit.models.structure.embeddings import require_word_embedding
 
 
 def without_first_blocks(step: ClientStep, first: int) -> ClientStep:
@@ -140,6 +142,64 @@ def with_adapters(
     if step.facts.task == "classification":
         trained |= set(step.facts.shared) - below_adapters(model)
     return _training(replace(step, model=model), trained)
+
+
+def with_substituted_tokens(step: ClientStep, share: float, nearest: int, rng: torch.Generator) -> ClientStep:
+    """Return the step of a client that replaces words by similar ones first.
+
+    A label that is the token at its place is replaced with it. Special tokens and those around every text stay.
+
+    Args:
+        step: of the client that trains on its own words.
+        share: chance that a token is replaced, each by itself.
+        nearest: number of tokens with the most similar embeddings (cosine), one of which is drawn; at most those that the table has.
+        rng: source of all choices.
+
+    Raises:
+        AnatomyError: the model has no token table.
+        SnapshotError: the labels are words at other places, or the client's loss cannot be computed for other outputs.
+    """
+    _check_own_loss(step)
+    if step.facts.task not in ("classification", "causal-lm"):
+        raise SnapshotError(
+            f"tokens are substituted for classifiers and causal language models, and the task is {step.facts.task}: its labels hold words "
+            "that this defence would leave as they are"
+        )
+    table = step.model.get_parameter(require_word_embedding(step.model)).detach().float()
+    kept = torch.tensor(sorted(step.facts.vocabulary.wordless_ids), device=table.device)
+    nearest = min(nearest, len(table) - len(kept) - 1)
+    batches = tuple(_substituted(batch, table, kept, share, nearest, rng) for batch in step.truth.micro_batches)
+    return replace(step, truth=replace(step.truth, micro_batches=batches, trace={}))
+
+
+def _substituted(
+    batch: MicroBatch, table: Tensor, kept: Tensor, share: float, nearest: int, rng: torch.Generator
+) -> MicroBatch:
+    """Return a micro-batch in which drawn tokens are replaced.
+
+    Args:
+        batch: of the client.
+        table: (V, D) float32, the word embedding.
+        kept: ids that are neither replaced nor taken.
+        share: chance of a token to be replaced.
+        nearest: number of tokens from which one is drawn.
+        rng: source of all choices.
+    """
+    ids = batch.inputs["input_ids"]
+    own, where = ids.unique(return_inverse=True)
+    unit = functional.normalize(table, dim=1)
+    likeness = unit[own] @ unit.T  # (tokens, V)
+    likeness[:, kept] = -torch.inf
+    likeness[torch.arange(len(own)), own] = -torch.inf
+    similar = likeness.topk(nearest, dim=1).indices  # (tokens, nearest)
+    choice = torch.randint(nearest, ids.shape, generator=rng, device=rng.device).to(ids.device)
+    drawn = torch.rand(ids.shape, generator=rng, device=rng.device).to(ids.device) < share
+    new = torch.where(drawn & ~torch.isin(ids, kept), similar[where.view_as(ids), choice], ids)
+    inputs = {**batch.inputs, "input_ids": new}
+    labels = batch.inputs.get("labels")
+    if labels is not None and labels.shape == ids.shape:
+        inputs["labels"] = torch.where(labels == ids, new, labels)
+    return replace(batch, inputs=inputs)
 
 
 def _adapted_copy(

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.attacks.idlg import Idlg
+from leakaudit.attacks.span import Span
+from leakaudit.audit.attempt import readable
 from leakaudit.capture.describe import declared_defenses
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.step import ClientStep
@@ -19,8 +22,9 @@ from leakaudit.defenses.freeze_layers import FreezeLayers
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.defenses.local_steps import LocalSteps
 from leakaudit.defenses.lora import Lora
+from leakaudit.defenses.substitute_tokens import SubstituteTokens
 from leakaudit.errors import AnatomyError, ConfigError, SnapshotError
-from leakaudit.plugins import Defense, Observation
+from leakaudit.plugins import Budget, Defense, Observation
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat .", "never one horse"]
@@ -173,6 +177,32 @@ def test_adapters_of_a_language_model_send_no_head() -> None:
     assert all("lora_" in name for name in sent(Lora(), untied).update)
 
 
+def test_substituted_tokens_are_the_nearest_ones() -> None:
+    """The update must be that of the changed texts, with special tokens kept."""
+    step = classified()
+    changed = SubstituteTokens(share=1.0, nearest=1).changed_step(step, tiny.generator())
+    table = step.model.get_parameter(tiny.word_table(step.model)).detach()
+    special = set(step.facts.vocabulary.special.values())
+    for old, new in zip(step.truth.sequences(), changed.truth.sequences(), strict=True):
+        for one, other in zip(old, new, strict=True):
+            words = [word for word in range(len(table)) if word not in special | {one}]
+            nearest = max(words, key=lambda word: tiny.cosine(table[word], table[one]))
+            assert other == (one if one in special else nearest)
+    assert SubstituteTokens(share=1.0, nearest=1)(step, step.observe(), tiny.generator()).digest() == (
+        changed.observe().digest()
+    )
+
+
+def test_the_labels_of_a_language_model_are_substituted_with_its_words() -> None:
+    """Else the output layer's update would name the words that were replaced."""
+    changed = SubstituteTokens(share=0.5, nearest=3).changed_step(step := continued(), tiny.generator())
+    inputs, before = changed.truth.micro_batches[0].inputs, step.truth.micro_batches[0].inputs
+    padding = before["attention_mask"] == 0
+    assert torch.equal(inputs["labels"], inputs["input_ids"].masked_fill(padding, -100))
+    share = float((inputs["input_ids"] != before["input_ids"])[~padding].float().mean())
+    assert 0.1 < share < 0.9
+
+
 def test_what_does_not_fit_is_said() -> None:
     """No attempt may count as protected where the defence could not be tried."""
     step, raw = classified(), classified().observe()
@@ -190,6 +220,34 @@ def test_what_does_not_fit_is_said() -> None:
         LocalSteps()(local, local.observe(), tiny.generator())
     with pytest.raises(ConfigError, match="dropout says how the client trains"):
         declared_defenses(PluginSpec.parse("dropout(rate=0.2)"), None)
+
+
+READ_THROUGH = [
+    Dropout(rate=0.1),
+    LocalSteps(steps=4, learning_rate=0.001),
+    Lora(rank=4),
+    Lora(rank=32, spread=0.0),
+    FfaLora(rank=32),
+]
+
+
+@pytest.mark.parametrize("defense", READ_THROUGH, ids=repr)
+def test_an_attack_reads_through_a_weak_setting(defense: Defense) -> None:
+    """It must get the model, the rates and the adapters of the changed step."""
+    step = tiny.client_step(tiny.wide_bert(), tiny.bert_tokenizer(), TEXTS[:1], [1])
+    seen, _ = readable(Span(), sent(defense, step))
+    assert Span().applies(seen)
+    guess = Span()(seen, tiny.generator(), Budget(20))
+    assert [found.token_ids for found in guess.sequences or ()] == step.truth.sequences()
+
+
+def test_frozen_first_layers_leave_the_class_in_the_update() -> None:
+    """Where no text can be read, labels still can: the attack must not be refused."""
+    step = tiny.client_step(tiny.bert(num_labels=3), tiny.bert_tokenizer(), TEXTS[:1], [1])
+    seen = sent(FreezeLayers(first=2), step)
+    assert not Span().applies(seen)
+    guess = Idlg()(seen, tiny.generator(), Budget(5))
+    assert guess.label_counts is not None and list(guess.label_counts) == [0, 1, 0]
 
 
 def test_a_loss_outside_the_model_is_not_sent_through_other_outputs() -> None:

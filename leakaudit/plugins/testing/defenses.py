@@ -81,8 +81,8 @@ def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientSt
         return
     promise(defended.digest() != digest, defense, f"away from `identity` a defence changes the update, on {what}")
     if defense.of_step:
-        undeclared = defended.facts.defenses == seen.facts.defenses and defended.facts != seen.facts
-        promise(undeclared, defense, f"the facts tell another recipe, and nothing is declared, on {what}")
+        undeclared = defended.facts.defenses == seen.facts.defenses
+        promise(undeclared, defense, f"another recipe of the step is not declared as a defence, on {what}")
         return
     declared = defended.facts.defenses[-1] if defended.facts.defenses else None
     knobs = defense.declared().parameters
