@@ -29,7 +29,9 @@ class Dropout(StepDefense):
     identity: ClassVar[Mapping[str, Any]] = {"rate": None}
     source: ClassVar[str] = "Srivastava et al. 2014; as a defence: GRAB (2024), Sec. 5.4.2"
     protects: ClassVar[str] = "Blurs what the layers read, from attackers who do not know the masks."
-    cost: ClassVar[str] = "Slower training; at high rates a worse model (GRAB, Sec. 5.4.2: MCC 0.77 at 0.1 and 0 at 0.4)."
+    cost: ClassVar[str] = (
+        "Slower training; at high rates a worse model (GRAB, Sec. 5.4.2: MCC 0.77 at 0.1 and 0 at 0.4)."
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is no rate."""
