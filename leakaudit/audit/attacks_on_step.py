@@ -13,7 +13,8 @@ from leakaudit.audit.due_attempts import DueAttempts, Labelled
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import Truth
-from leakaudit.errors import SnapshotError, type_and_place
+from leakaudit.config.invocation import public_reason
+from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
 from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.results.schema import AttemptStatus
 
@@ -42,6 +43,11 @@ class Attacks:
             return
         try:
             defended = defense(client, seen, generator(self.seed, first[0].step, label))
+        except AnatomyError as error:
+            self.due.close(
+                todo, AttemptStatus.NOT_APPLICABLE, public_reason(f"the defence does not apply: {error}", defense)
+            )
+            return
         except Exception as error:
             if self.on_gpu() and isinstance(error, torch.OutOfMemoryError):
                 raise

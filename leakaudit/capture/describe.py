@@ -26,7 +26,7 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Manifest, Provenance
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.config.privacy import PrivacyConfig
-from leakaudit.errors import ModelError, SnapshotError
+from leakaudit.errors import ConfigError, ModelError, SnapshotError
 from leakaudit.models.array_classifier import ArrayClassifier, NoText, array_recipe
 from leakaudit.models.code_marks import CodeMarks, code_marks, with_layers_of
 from leakaudit.models.recipe import ModelRecipe
@@ -297,9 +297,17 @@ def declared_defenses(shipped: PluginSpec, private: PrivateSgd | None) -> tuple[
     """Return the defences that the protocol of a run declares.
 
     The defences of the optimizer are first, then the shipped defence. If both are the same defence, the optimizer's numbers count.
+
+    Raises:
+        ConfigError: the shipped defence is a recipe of the step, which the recorder sees by itself.
     """
     optimizer = private.declared() if private else ()
     defense: Any = defenses.create(shipped.name, shipped.options)
+    if defense.of_step:
+        raise ConfigError(
+            f"shipped_defense: {shipped.name} says how the client trains, and the recorder sees that by itself; leave it out, or list it "
+            "under `defenses` to try it on the recorded steps"
+        )
     if defense.is_identity() or any(declared.name == defense.name for declared in optimizer):
         return optimizer
     return (*optimizer, defense.declared())

@@ -79,6 +79,8 @@ class SimulateSection(_Section):
     """Optimizer steps that a client takes."""
     learning_rate: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Learning rate of the local steps."""
+    clients: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    """Clients whose mean update is seen."""
     max_grad_norm: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """L2 norm to which every gradient is clipped."""
 

@@ -74,6 +74,9 @@ class Simulation:
     learning_rate: float | None = _option(
         None, "Learning rate of the local steps; the update is then a difference of weights.", above=0
     )
+    clients: int = _option(
+        1, "Clients whose mean update is seen, as under secure aggregation; each has a batch of its own.", minimum=1
+    )
     max_grad_norm: float | None = _option(None, "L2 norm to which every gradient is clipped; default: none.", above=0)
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ class Simulation:
             )
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
+        self._check_clients()
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"--max-grad-norm is above 0, got {self.max_grad_norm:g}")
         if self.optimizer is not None:
@@ -104,3 +108,14 @@ class Simulation:
                 raise ConfigError(
                     f"--optimizer {self.optimizer} needs --learning-rate: what a client sends is a difference of weights"
                 )
+
+    def _check_clients(self) -> None:
+        """Refuse a mean over clients that is not that of their gradients."""
+        if self.clients < 1:
+            raise ConfigError(f"--clients is at least 1, got {self.clients}")
+        if self.clients > 1 and (self.learning_rate is not None or self.max_grad_norm is not None):
+            option = "--learning-rate" if self.learning_rate is not None else "--max-grad-norm"
+            raise ConfigError(
+                f"--clients {self.clients} and {option}: every client would change its own update before the mean, and only the mean of plain "
+                f"gradients is made; leave out {option}, or audit one client"
+            )

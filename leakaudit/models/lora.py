@@ -278,3 +278,17 @@ def _drawn_from(seed: int) -> Iterator[None]:
 def is_adapter(name: str) -> bool:
     """Return whether peft gives this parameter name to a LoRA adapter's weight."""
     return ".lora_A." in name or ".lora_B." in name
+
+
+def is_second_matrix(name: str) -> bool:
+    """Return whether a parameter is the matrix B of a LoRA adapter."""
+    return ".lora_B." in name
+
+
+def below_adapters(model: nn.Module) -> frozenset[str]:
+    """Return the weights that training with adapters freezes: all below the head."""
+    body: Any = getattr(model, "base_model", None)
+    inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
+    return frozenset(
+        name for name, parameter in model.named_parameters() if id(parameter) in inside and not is_adapter(name)
+    )

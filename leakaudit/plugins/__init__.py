@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from leakaudit.errors import AnatomyError, ConfigError, LeakAuditError, ModelError, PriorError, SnapshotError
     from leakaudit.models.structure import word_embedding
     from leakaudit.models.vocabulary import Vocabulary
+    from leakaudit.plugins.adapter_defense import AdapterDefense
     from leakaudit.plugins.attack_protocol import (
         APPLIES,
         FALSE_EVENTS,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         tokenizer_vocabulary,
         words_of,
     )
+    from leakaudit.plugins.step_defense import StepDefense
     from leakaudit.registry import attack, defense, metric, prior
 
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
     "leakaudit.errors": "AnatomyError ConfigError LeakAuditError ModelError PriorError SnapshotError",
     "leakaudit.models.structure": "word_embedding",
     "leakaudit.models.vocabulary": "Vocabulary",
+    "leakaudit.plugins.adapter_defense": "AdapterDefense",
     "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reads Reconstruction not_applicable",
     "leakaudit.plugins.budget": "Budget",
     "leakaudit.plugins.compression": "at_levels largest_entries possible_level random_mask uniform_draws",
@@ -88,6 +91,7 @@ _HOMES = {
     "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap is_found label_success_rate longest_common_run rouge_f",
     "leakaudit.plugins.prior_loading": "load_prior",
     "leakaudit.plugins.prior_protocol": "Prior Scorer check_same_tokens frame_of tokenizer_vocabulary words_of",
+    "leakaudit.plugins.step_defense": "StepDefense",
     "leakaudit.registry": "attack defense metric prior",
 }
 """Module -> the names that this module takes from it. The imports above list the same names, but only type checkers run them."""
@@ -98,6 +102,7 @@ __all__ = [
     "APPLIES",
     "FALSE_EVENTS",
     "ROUGE_SOURCE",
+    "AdapterDefense",
     "AdditiveNoise",
     "AnatomyError",
     "Applicability",
@@ -129,6 +134,7 @@ __all__ = [
     "SentInOrder",
     "SequenceMetric",
     "SnapshotError",
+    "StepDefense",
     "StepMetric",
     "TaggedEntities",
     "Update",

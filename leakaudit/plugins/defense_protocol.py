@@ -50,6 +50,8 @@ class Defense(Protocol):
     error_feedback: bool = False
     """Whether what it drops from one update is added to the next. `changed` then gives what is sent of that sum, and
     `leakaudit.plugins.error_feedback` keeps the memory. One step alone cannot be audited or verified."""
+    of_step: ClassVar[bool] = False
+    """Whether it is another recipe of the client's step (`StepDefense`). The facts then tell the recipe, and nothing is declared."""
     per_example: ClassVar[bool] = False
     """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leakaudit.algorithms.rare_rows.sentences import Draft
-from leakaudit.algorithms.span.adapter_encoder import AdapterSimulator, raw_rows
+from leakaudit.algorithms.span.adapter_encoder import AdapterSimulator, PlacedCandidates, raw_rows
 from leakaudit.algorithms.span.adapter_places import WordSums, once
 from leakaudit.algorithms.span.matching_pursuit import find_words, word_weights
 from leakaudit.attacks.span import Span
@@ -95,3 +95,10 @@ def test_a_simulated_sentence_has_the_weights_of_its_words() -> None:
         if places.get(word) == place and word not in (sentence[0], sentence[-1])
     ]
     assert len(cosines) > 3 and min(cosines) > 1 - 1e-6
+
+
+def test_no_hole_allows_no_word() -> None:
+    """Where every word is settled there is no place; a reader must not fail."""
+    words = PlacedCandidates(torch.tensor([7, 8]), torch.tensor([0, -1]), frozenset({0}))
+    assert words.allowed(torch.zeros(0, dtype=torch.long)).shape == (0, 2)
+    assert words.allowed(torch.tensor([0, 1])).tolist() == [[True, False], [False, True]]

@@ -532,6 +532,15 @@ def test_a_defense_that_fails_costs_its_own_cells_only(tmp_path: Path) -> None:
     assert broken.reason.startswith("RuntimeError at test_audit.py:") and SECRET not in broken.reason
 
 
+def test_a_defense_that_the_model_cannot_have_is_not_applicable(tmp_path: Path) -> None:
+    """Neither an error nor a protected step; the reason shows no free text."""
+    audit = _audit(tmp_path, "fake-guess", defenses=["lora(targets=nowhere)"])
+    audit.step(_snapshot())
+    (attempt,) = [entry.attempt for entry in audit.entries if entry.attempt.defense != "none"]
+    assert attempt.status is AttemptStatus.NOT_APPLICABLE
+    assert "the defence does not apply" in attempt.reason and "nowhere" not in attempt.reason
+
+
 def test_an_audit_that_a_gpu_has_no_room_for_goes_on_on_the_cpu(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

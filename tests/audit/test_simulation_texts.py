@@ -394,3 +394,31 @@ def test_a_model_without_a_limit_of_tokens_is_audited_to_its_end(data: Path, tmp
     assert found.steps[0].verification.status is VerificationStatus.VERIFIED
     assert {a.status for a in found.attempts} <= {AttemptStatus.RAN, AttemptStatus.NOT_APPLICABLE}
     assert "all_words" in next(a for a in found.attempts if a.attack == "embedding-rows").events
+
+
+# ---------------------------------------------------------------------- several clients
+
+
+def test_the_mean_of_several_clients_is_that_of_their_own_updates(model: Path, data: Path) -> None:
+    """Each client has its own batch and masks; the truth holds the texts of all."""
+    (summed,) = Simulator(Simulation(model, data, batch_size=1, steps=1, clients=4, mode="train", num_labels=3))
+    alone = list(Simulator(Simulation(model, data, batch_size=1, steps=4, mode="train", num_labels=3)))
+    assert summed.truth.sequences() == [ids for one in alone for ids in one.truth.sequences()]
+    assert summed.observation.facts.view == "reduced"
+    assert verify(ClientStep.of(summed), summed.observation.update).status is VerificationStatus.VERIFIED
+    for name, mean in summed.observation.update.items():
+        total = sum(one.observation.update[name] for one in alone)
+        torch.testing.assert_close(4 * mean, total, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_of_several_clients_is_one_step_of_evidence(model: Path, data: Path) -> None:
+    """Five rows make two sums of two clients, not five steps."""
+    simulator = Simulator(Simulation(model, data, batch_size=1, steps=10, clients=2, num_labels=3))
+    assert len(simulator) == 2 and [len(one.truth.texts()) for one in simulator] == [2, 2]
+
+
+@pytest.mark.parametrize("more", [{"learning_rate": 0.1}, {"max_grad_norm": 1.0}])
+def test_clients_that_change_their_own_update_are_not_summed(model: Path, data: Path, more: dict[str, float]) -> None:
+    """Clipping the mean would be another protocol than clipping each update."""
+    with pytest.raises(ConfigError, match="--clients 2 and --"):
+        Simulation(model, data, clients=2, **more)  # type: ignore[arg-type]

@@ -125,7 +125,8 @@ class PlacedCandidates(Candidates):
 
     def allowed(self, places: Tensor) -> Tensor:
         """Return (H, C) bool for places (H,)."""
-        taken = torch.tensor([place in self.settled for place in places.tolist()], device=places.device)
+        settled = [place in self.settled for place in places.tolist()]
+        taken = torch.tensor(settled, dtype=torch.bool, device=places.device)  # no place makes no floats
         return (self.places == places[:, None]) | ((self.places < 0) & ~taken[:, None])
 
 

@@ -31,7 +31,7 @@ from leakaudit.errors import ConfigError, DataError
 from leakaudit.files.json_lines import numbered_objects, text_of
 from leakaudit.files.regular_files import read_regular
 from leakaudit.models.loading import Task, load_model, load_tokenizer
-from leakaudit.models.lora import add_lora, is_adapter
+from leakaudit.models.lora import add_lora, below_adapters
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.vocabulary import vocabulary_of
 
@@ -124,15 +124,6 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     return frozenset(frozen)
 
 
-def _below_the_adapters(model: nn.Module) -> frozenset[str]:
-    """Return the weights that training with adapters freezes: all below the head."""
-    body: Any = getattr(model, "base_model", None)
-    inside = {id(parameter) for parameter in body.parameters()} if isinstance(body, nn.Module) else set()
-    return frozenset(
-        name for name, parameter in model.named_parameters() if id(parameter) in inside and not is_adapter(name)
-    )
-
-
 def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
     """Return the SHA-256 of all that simulated steps depend on.
 
@@ -172,14 +163,14 @@ class Simulator:
         """
         self.what = what
         examples = read_examples(what.data, what.task)
-        self.batches = batches(examples, what.batch_size * what.local_steps, what.steps, what.seed)
+        self.batches = batches(examples, what.batch_size * what.local_steps * what.clients, what.steps, what.seed)
         labels = self._number_of_labels(examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
         frozen = frozenset[str]()
         if what.lora_rank is not None:
             add_lora(self.model, what.lora_rank, what.lora_targets, seed=what.seed)
-            frozen = _below_the_adapters(self.model)
+            frozen = below_adapters(self.model)
         self._frozen = frozen | frozen_parameters(self.model, what.freeze)
         if not {name for name, _ in self.model.named_parameters()} - self._frozen:
             raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
@@ -262,6 +253,8 @@ class Simulator:
         if what.learning_rate is not None:
             sends = {"view": "delta", "local_steps": what.local_steps, "learning_rate": what.learning_rate}
             sends["optimizer"] = self._optimizer
+        elif what.clients > 1:
+            sends = {"view": "reduced"}
         facts = public_facts(
             self.model,
             self.tokenizer,
@@ -272,15 +265,12 @@ class Simulator:
             **sends,
         )
         labels = [example.label for example in rows if example.label is not None]
-        size = what.batch_size
+        size, passes = what.batch_size, what.local_steps * what.clients
         truth = Truth(
-            tuple(
-                self._batch(rows[k * size : (k + 1) * size], index * what.local_steps + k)
-                for k in range(what.local_steps)
-            ),
+            tuple(self._batch(rows[k * size : (k + 1) * size], index * passes + k) for k in range(passes)),
             optimizer_state=self._state,
         )
-        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm)
+        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm, processes=what.clients)
         observation = ClientStep(self.model, truth, recipe, facts).observe()
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,

@@ -18,6 +18,7 @@ from leakaudit.models.structure.feed_forward import (
     logit_jacobian,
     run_from,
 )
+from leakaudit.models.structure.first_layers import parameters_up_to_block
 from leakaudit.models.structure.input_stage import InputStage, Norm, input_stage_of
 from leakaudit.models.structure.layers import Projection
 from leakaudit.models.structure.output_head import find_output_head, head_outputs
@@ -48,6 +49,7 @@ __all__ = [
     "input_stage_of",
     "logit_jacobian",
     "output_embedding",
+    "parameters_up_to_block",
     "prefix_readers",
     "probed_inputs",
     "run_from",

@@ -80,6 +80,10 @@ def _declares_itself_and_changes_nothing(defense: Any, what: str, step: ClientSt
     if defense.is_identity():
         return
     promise(defended.digest() != digest, defense, f"away from `identity` a defence changes the update, on {what}")
+    if defense.of_step:
+        undeclared = defended.facts.defenses == seen.facts.defenses
+        promise(undeclared, defense, f"another recipe of the step is not declared as a defence, on {what}")
+        return
     declared = defended.facts.defenses[-1] if defended.facts.defenses else None
     knobs = defense.declared().parameters
     complete = declared and declared.name == defense.name and knobs.items() <= declared.parameters.items()
@@ -96,6 +100,8 @@ def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> Non
 
     Verification relies on this. Otherwise it would mistake a step that declares and applies the defence for a step of another batch.
     """
+    if defense.of_step:
+        return  # a run with it is verified as a run with that recipe
     clean = step.update()
     seen = defense(step, step.observe(), torch.Generator().manual_seed(3))
     sent = {name: seen.update.get(name, torch.zeros_like(g)) for name, g in clean.items()}

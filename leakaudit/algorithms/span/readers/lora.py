@@ -54,10 +54,12 @@ def why_unreadable(update: Mapping[str, Tensor], anatomy: Anatomy, weights: Mapp
         return f"the update of {names} and of the maps behind them is all zero"
     if not _images(update, anatomy, weights):
         ranks = ", ".join(str(adapter.rank) for adapter in present)
+        sent = any(adapter.down.weight in update for adapter in present)
+        why = "the adapters are at their start (B is zero, so A has no update)" if sent else "A is frozen"
+        more = "later updates, in which A has moved, and gradient matching say" if sent else "gradient matching says"
         return (
-            "the adapters are at their start (B is zero, so A has no update) and the update of B fills their rank "
-            f"({ranks}): the batch has at least as many tokens, so every input lies in the span of their images and this test can tell "
-            "nothing. That is no protection: later updates, in which A has moved, and gradient matching say more"
+            f"{why} and the update of B fills their rank ({ranks}): the batch has at least as many tokens, so every input lies in the span "
+            f"of their images and this test can tell nothing. That is no protection: {more} more"
         )
     return ""
 
