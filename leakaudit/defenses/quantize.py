@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.plugins import ClientStep, Defense, Update, defense, uncertainties
+from leakaudit.plugins.defense_protocol import FLOAT_BYTES
 
 EXACT_BITS = 32
 """Bits of an entry of the update; with this number, nothing is quantised."""
@@ -57,6 +58,15 @@ class Quantize(Defense):
             return sent
 
         return {name: quantised(tensor) for name, tensor in update.items()}
+
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of a quantised update, in bytes.
+
+        It is `bits` for each entry and one float32 for the largest magnitude of each tensor.
+        """
+        if self.is_identity():
+            return super().sent_bytes(sent)
+        return sum(tensor.numel() * self.bits / 8 + FLOAT_BYTES for tensor in sent.values())
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return for each entry the possible level nearest to the observed value."""
