@@ -21,6 +21,7 @@ __all__ = [
     "due_attempts",
     "entity_tagger",
     "entries",
+    "frontier",
     "inline",
     "known_factors",
     "merging",

@@ -19,6 +19,7 @@ from leakaudit.cli import (
     compare,
     doctor,
     export,
+    frontier,
     gate,
     history,
     index,
@@ -43,6 +44,7 @@ def main() -> None:
 
 for command in (
     simulate.simulate,
+    frontier.frontier,
     merge.merge,
     nights.nightly,
     run.worker,

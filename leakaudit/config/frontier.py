@@ -25,8 +25,11 @@ class Trainings:
     Each field is an option of `leakaudit frontier`; its metadata holds the text of `--help`.
     """
 
-    eval: Path | None = _option(
-        None, "JSONL on which the trained models are measured; default: a tenth of --data, which is not trained on."
+    eval: Path | None = field(
+        default=None,
+        metadata={
+            "help": "JSONL on which the trained models are measured; default: a tenth of --data, which is not trained on."
+        },
     )
     train_steps: int = _option(200, "Optimizer steps of each training.", minimum=1)
     train_batch_size: int = _option(16, "Texts of a training step.", minimum=1)

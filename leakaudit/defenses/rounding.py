@@ -61,7 +61,7 @@ class Round(Defense):
         return self.of == "update"
 
     def sent_bytes(self, sent: Update) -> float:
-        """Return the size of a rounded update, in bytes: two for an entry in half precision."""
+        """Return the size of a rounded update, two bytes for an entry in 16 bits."""
         return float(DTYPES[self.dtype].itemsize * sum(tensor.numel() for tensor in sent.values()))
 
     def changed(self, update: Update, rng: torch.Generator) -> Update:

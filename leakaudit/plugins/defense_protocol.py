@@ -18,7 +18,6 @@ from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
 
-
 FLOAT_BYTES = 4
 """Bytes of an entry in float32."""
 

@@ -16,7 +16,7 @@ from leakaudit.audit.frontier.statistics import is_above, mean_over_seeds
 def test_the_interval_covers_the_truth_in_at_least_its_share_of_cases(
     seed_sd: float, example_sd: float, rest_sd: float
 ) -> None:
-    """Forbids an interval that leaves out the noise of the seeds, or that of the examples."""
+    """Forbids an interval without the noise of the seeds or of the examples."""
     rng, covered, trials, mean = np.random.default_rng(0), 0, 1500, 0.7
     for _ in range(trials):
         of_seeds, of_examples = rng.normal(0, seed_sd, (3, 1)), rng.normal(0, example_sd, (1, 40))

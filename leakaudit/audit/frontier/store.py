@@ -30,7 +30,10 @@ class KeptMetric(BaseModel):
 
 
 class KeptTraining(BaseModel):
-    """A finished training. It holds numbers for each example, but no text and no label."""
+    """A finished training.
+
+    It holds numbers for each example, but no text and no label.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

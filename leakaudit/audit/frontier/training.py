@@ -1,4 +1,4 @@
-"""One training under a defence, with the gradient changed before each optimizer step."""
+"""One training under a defence, which changes the gradient of each step."""
 
 from __future__ import annotations
 

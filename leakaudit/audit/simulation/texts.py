@@ -134,7 +134,7 @@ def _below_the_adapters(model: nn.Module) -> frozenset[str]:
 
 
 def number_of_labels(what: Simulation, examples: Sequence[Example]) -> int:
-    """Return the number of classes of a classifier: `--num-labels`, or what the data has.
+    """Return the number of classes: `--num-labels`, or what the data has.
 
     Raises:
         DataError: the data has a larger label.
@@ -213,8 +213,9 @@ class Simulator:
         self.what = what
         examples = read_examples(what.data, what.task)
         self.batches = batches(examples, what.batch_size * what.local_steps, what.steps, what.seed)
+        labels = number_of_labels(what, examples)
         self.tokenizer = load_tokenizer(what.model)
-        self.model, self._frozen = start_of(what, number_of_labels(what, examples))
+        self.model, self._frozen = start_of(what, labels)
         self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
         """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; anyone who has the data can compute it."""
         self._shared = frozenset(name for name, _ in self.model.named_parameters()) - self._frozen

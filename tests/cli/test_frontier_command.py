@@ -1,0 +1,128 @@
+"""`leakaudit frontier`: what each defence hides, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from leakaudit.audit.frontier.work import Work
+from leakaudit.cli import main
+from leakaudit.results.files import load_results
+from tests.support import tiny
+
+WORDS = (("the dog sat on a mat", 0), ("a cat ran to the park", 1))
+DEFENSES = "gaussian-noise(scale=0.1|1000),sign,freeze-embeddings"
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """Give the command of a small frontier on 40 rows of two texts."""
+    tiny.bert(seed=1).save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    tiny.bert_tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"text": text, "label": label} for text, label in WORDS] * 20
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, data, out = (str(tmp_path / name) for name in ("model", "rows.jsonl", "out"))
+    audit = ["--attacks", "embedding-rows", "--controls", "0", "--steps", "1", "--device", "cpu"]
+    train = ["--train-steps", "9", "--train-batch-size", "4", "--train-rate", "0.01", "--seeds", "1,2"]
+    return ["frontier", "--model", model, "--data", data, "--out", out, *audit, *train]
+
+
+def _run(command: list[str], *more: str) -> Result:
+    return CliRunner().invoke(main, [*command, *more], catch_exceptions=False)
+
+
+def _rows(command: list[str], *more: str) -> dict[str, Any]:
+    done = _run(command, *more, "--json")
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_frontier_states_utility_and_prices_of_each_defence(command: list[str]) -> None:
+    """Forbids a defence without a row, and a difference that is not paired."""
+    found = _rows(command, "--defenses", DEFENSES, "--no-halving")
+    rows = {(row["defense"], row["metric"]): row for row in found["utility"]}
+    labels = {label for label, _ in rows}
+    noisy = "gaussian-noise(scale=1000)"
+    assert labels == {"none", "gaussian-noise(scale=0.1)", noisy, "sign", "freeze-embeddings"}
+    plain, loud = rows["none", "loss"], rows[noisy, "loss"]
+    assert plain["difference"] is None and plain["seeds"] == [1, 2]
+    assert loud["baseline"] == pytest.approx(plain["value"])
+    assert loud["difference"] == pytest.approx(loud["value"] - plain["value"])
+    assert loud["lower"] <= loud["difference"] <= loud["upper"]
+    assert loud["value"] > plain["value"]
+    prices = {price["defense"]: price for price in found["prices"]}
+    assert prices["none"]["traffic"] == 1.0
+    assert prices["sign"]["traffic"] == pytest.approx(2 / 32)  # rows of words that do not occur stay zero
+    assert prices["freeze-embeddings"]["traffic"] < 1
+    kept = load_results(Path(command[command.index("--out") + 1]))
+    assert len(kept.utility) == len(found["utility"])
+
+
+def test_a_finished_frontier_is_read_and_not_trained_again(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbids a second training of what is finished."""
+    first = _rows(command, "--defenses", "sign")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(Work, "_train", refuse)
+    monkeypatch.setattr(Work, "_priced", refuse)
+    assert _rows(command, "--defenses", "sign") == first
+
+
+def test_a_stopped_frontier_names_what_is_missing(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbids a zero for a defence whose trainings did not begin."""
+    train = Work._train
+
+    def stop_at_signs(self: Work, candidate: Any, *rest: Any) -> Any:
+        if candidate.label == "sign":
+            raise KeyboardInterrupt
+        return train(self, candidate, *rest)
+
+    monkeypatch.setattr(Work, "_train", stop_at_signs)
+    done = _run(command, "--defenses", "sign")
+    assert done.exit_code == 130
+    results = load_results(Path(command[command.index("--out") + 1]))
+    assert {row.defense for row in results.utility} == {"none"}
+    assert any(one.what == "utility under sign" and "stopped" in one.why for one in results.coverage.not_tested)
+    monkeypatch.undo()
+    assert {row["defense"] for row in _rows(command, "--defenses", "sign")["utility"]} == {"none", "sign"}
+
+
+def test_a_training_that_diverges_has_no_value(command: list[str]) -> None:
+    """Forbids a point in the frontier for a model that does not exist."""
+    found = _rows(command, "--defenses", "gaussian-noise(sigma=1e38)", "--train-optimizer", "sgd")
+    assert {row["defense"] for row in found["utility"]} == {"none"}
+    why = {one["what"]: one["why"] for one in found["not_tested"]}
+    assert "2 trainings of 2 diverged" in why["utility under gaussian-noise(sigma=1e38)"]
+
+
+def test_a_dry_run_prints_the_plan_and_trains_nothing(command: list[str]) -> None:
+    """Forbids a plan that writes or trains."""
+    done = _run(command, "--defenses", DEFENSES, "--dry-run", "--retune", "3")
+    assert done.exit_code == 0, done.stderr
+    assert "3 short trainings and 2 trainings" in done.stderr
+    assert not Path(command[command.index("--out") + 1]).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--learning-rate", "0.1"), "--train-rate is the learning rate of the trainings"),
+        (("--retune", "2"), "give an odd number"),
+        (("--train-batch-size", "39"), "fewer than one batch of 39"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_audit(
+    command: list[str], more: tuple[str, str], said: str
+) -> None:
+    """Forbids an audit of minutes that ends with a usage error."""
+    done = _run(command, *more)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not Path(command[command.index("--out") + 1]).exists()
