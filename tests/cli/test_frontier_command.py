@@ -102,6 +102,22 @@ def test_a_training_that_diverges_has_no_value(command: list[str]) -> None:
     assert "2 trainings of 2 diverged" in why["utility under gaussian-noise(sigma=1e38)"]
 
 
+def test_adapters_and_language_models_are_trained_and_measured(command: list[str], tmp_path: Path) -> None:
+    """Forbids a frontier of classifiers only, and a training of the weights below the adapters."""
+    tiny.gpt2_lm().save_pretrained(tmp_path / "lm")  # type: ignore[operator]
+    tiny.gpt2_tokenizer().save_pretrained(tmp_path / "lm")
+    command[command.index("--model") + 1] = str(tmp_path / "lm")
+    more = ("--task", "causal-lm", "--mode", "train", "--lora-rank", "2", "--lora-targets", "c_attn")
+    found = _rows(command, *more, "--defenses", "prune(share=0.5)")
+    rows = {(row["defense"], row["metric"]): row for row in found["utility"]}
+    assert {metric for _, metric in rows} == {"loss", "perplexity"}
+    assert not rows["none", "perplexity"]["higher_is_better"]
+    traffic = {price["defense"]: price["traffic"] for price in found["prices"]}
+    assert (
+        0.9 < traffic["prune(share=0.5)"] <= 1.0
+    )  # half of the entries, each with its place; B has no more zeros after a step
+
+
 def test_a_dry_run_prints_the_plan_and_trains_nothing(command: list[str]) -> None:
     """Forbids a plan that writes or trains."""
     done = _run(command, "--defenses", DEFENSES, "--dry-run", "--retune", "3")

@@ -17,9 +17,12 @@ from leakaudit.audit.frontier.prices import price_of
 from leakaudit.audit.frontier.rows import Found
 from leakaudit.audit.frontier.store import KeptMetric, KeptPrice, KeptTraining, Store
 from leakaudit.audit.frontier.training import Trainer
-from leakaudit.errors import LeakAuditError, NonFiniteUpdateError
+from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, type_and_place
 from leakaudit.files.regular_files import read_regular
 from leakaudit.results.schema import Results
+
+UNFIT = (LeakAuditError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError)
+"""What a defence raises where it does not fit a training. Lack of memory and of disk space are no fault of the defence."""
 
 
 @dataclass
@@ -140,10 +143,10 @@ class Work:
         facts: dict[str, Any] = {"defense": candidate.label, "seed": seed, "steps": steps, "learning_rate": rate}
         try:
             trained = self.trainer.train(candidate.defense, seed, steps, rate)
-        except (LeakAuditError, ValueError, NotImplementedError) as error:
+        except UNFIT as error:
             if candidate.defense is None:
                 raise
-            return KeptTraining(**facts, unfit=str(error))
+            return KeptTraining(**facts, unfit=_why(error))
         if trained.choice is None or trained.evaluation is None:
             return KeptTraining(**facts, diverged_at=trained.diverged_at)
         metrics = {
@@ -158,10 +161,10 @@ class Work:
             return KeptPrice(**asdict(price_of(self.trainer, candidate.defense, self.seeds[0])))
         except NonFiniteUpdateError:
             return KeptPrice()  # it diverges at once, which its trainings tell
-        except (LeakAuditError, ValueError, NotImplementedError) as error:
+        except UNFIT as error:
             if candidate.defense is None:
                 raise
-            return KeptPrice(unfit=str(error))
+            return KeptPrice(unfit=_why(error))
 
     def _key(self, what: str, candidate: Candidate, **more: Any) -> str:
         """Return the digest of everything that a training depends on."""
@@ -173,3 +176,8 @@ class Work:
         device = str(self.trainer.device)
         parts = [what, self.source, options, evaluation, knobs, device, __version__, more]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _why(error: Exception) -> str:
+    """Return why a defence does not fit, without values that its own code may have put into a message."""
+    return str(error) if isinstance(error, LeakAuditError) else type_and_place(error)
