@@ -53,13 +53,25 @@ TRAININGS = "trainings"
     default=True,
     help="Drop strengths that another one dominates after a third of the steps. Default: drop them.",
 )
+@click.option(
+    "--command",
+    "script",
+    help="Your training script, such as 'python train.py', instead of the trainings here. It reads LEAKAUDIT_DEFENSE and "
+    "LEAKAUDIT_SEED and writes LEAKAUDIT_METRICS_FILE.",
+)
 @audit_options
 @time_limit
 @click.option("--dry-run", is_flag=True, help="Print the plan with an estimate of its time, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print utility, prices and summaries as one JSON document.")
 @clear_errors
 def frontier(
-    seeds: tuple[int, ...], halving: bool, dry_run: bool, as_json: bool, limit: float | None, **given: Any
+    seeds: tuple[int, ...],
+    halving: bool,
+    script: str | None,
+    dry_run: bool,
+    as_json: bool,
+    limit: float | None,
+    **given: Any,
 ) -> None:
     """Audit defences and train a model under each, from the same start.
 
@@ -77,7 +89,7 @@ def frontier(
     what = values_of(Simulation, given) | {"seed": config.seed}
     _check_run(what)
     check_files(config)
-    asked = Asked(config, families, what, trainings, seeds, halving)
+    asked = Asked(config, families, what, trainings, seeds, halving, script)
     with stop_on_signals(limit) as stop:
         try:
             results, stopped = asked.dry_run() if dry_run else asked.run(stop)
@@ -130,6 +142,8 @@ class Asked:
     trainings: Trainings
     seeds: tuple[int, ...]
     drop: bool
+    script: str | None = None
+    """Command line of the user's training script; None for the trainings of this package."""
 
     def dry_run(self) -> tuple[None, None]:
         """Print the plan."""
@@ -190,6 +204,7 @@ class Asked:
         import torch
 
         from leakaudit.audit.devices import choose_device
+        from leakaudit.audit.frontier.own_script import ScriptWork
         from leakaudit.audit.frontier.store import Store
         from leakaudit.audit.frontier.training import Trainer
         from leakaudit.audit.frontier.work import Work
@@ -197,7 +212,8 @@ class Asked:
         if (threads := threads_to_take()) is not None:
             torch.set_num_threads(threads)
         trainer = Trainer(Simulation(**self.what), self.trainings, choose_device(self.config.device))
-        return Work(trainer, Store(folder), self._candidates(), self.seeds, steps.digest, self.drop, tell=say)
+        asked = (trainer, Store(folder), self._candidates(), self.seeds, steps.digest, self.drop)
+        return Work(*asked, tell=say) if self.script is None else ScriptWork(*asked, tell=say, script=self.script)
 
     def _candidates(self) -> tuple[Candidate, ...]:
         from leakaudit.audit.battery import Plugins
@@ -205,8 +221,8 @@ class Asked:
 
         defenses = Plugins.of(self.config).defenses
         return tuple(
-            Candidate(label, None if defense.is_identity() else defense, family)
-            for (label, defense), family in zip(defenses, self.families, strict=True)
+            Candidate(label, None if defense.is_identity() else defense, family, spec.label)
+            for (label, defense), family, spec in zip(defenses, self.families, self.config.defenses, strict=True)
         )
 
     def _train(self, work: Work, results: Results, stop: Request) -> tuple[Results, KeyboardInterrupt | None]:
@@ -265,9 +281,13 @@ def print_plan(work: Work) -> None:
             say(f"  {candidate.label}: cannot be trained with: {price.unfit}")
             continue
         short = f"{counted(need.short, 'short training')} and " if need.short else ""
-        each = f"{short}{counted(need.whole, 'training')}, {need.steps(steps)} steps at {price.step_s:.3g} s"
-        say(f"  {candidate.label}: {each}, about {duration(need.steps(steps) * price.step_s)}")
-    say(f"plan: at most about {duration(work.seconds())} of training, without the evaluations")
+        each = f"{short}{counted(need.whole, 'training')}"
+        if work.seconds():
+            taken = need.steps(steps)
+            each += f", {taken} steps at {price.step_s:.3g} s, about {duration(taken * price.step_s)}"
+        say(f"  {candidate.label}: {each}")
+    if work.seconds():
+        say(f"plan: at most about {duration(work.seconds())} of training, without the evaluations")
 
 
 def _print(results: Results, out: Path, as_json: bool) -> None:

@@ -107,7 +107,7 @@ def test_a_withheld_table_keeps_its_weights(trainer: Trainer) -> None:
     ],
 )
 def test_traffic_is_the_smallest_usual_form(defense: Defense, expected: float) -> None:
-    """Forbids a price in traffic of another form than the defence sends; counted by hand for 110 entries."""
+    """Forbids the size of another form than is sent; counted for 110 entries."""
     update = {"a": torch.randn(10, 10, generator=tiny.generator()), "b": torch.randn(10, generator=tiny.generator(1))}
     assert defense.sent_bytes(defense.changed(update, tiny.generator())) == expected
 
@@ -143,7 +143,7 @@ def _results(scores: dict[str, dict[str, float]]) -> Results:
 
 
 def test_a_strength_is_dropped_only_if_another_hides_as_much_and_learns_better() -> None:
-    """Forbids dropping a strength that hides more, or whose loss is higher by noise only."""
+    """Forbids dropping a strength that hides more, or is worse by noise only."""
     good, bad = np.full(50, 1.0) + np.linspace(0, 0.1, 50), np.full(50, 2.0)
     weak, strong = (Candidate(label, Sign(), 1) for label in ("weak", "strong"))
     trials = [Trial(weak, good), Trial(strong, bad)]

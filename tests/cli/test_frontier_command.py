@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +71,21 @@ def test_a_finished_frontier_is_read_and_not_trained_again(command: list[str], m
     def refuse(*_: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(Work, "_train", refuse)
+    monkeypatch.setattr(Work, "train_one", refuse)
     monkeypatch.setattr(Work, "_priced", refuse)
     assert _rows(command, "--defenses", "sign") == first
 
 
 def test_a_stopped_frontier_names_what_is_missing(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Forbids a zero for a defence whose trainings did not begin."""
-    train = Work._train
+    train = Work.train_one
 
     def stop_at_signs(self: Work, candidate: Any, *rest: Any) -> Any:
         if candidate.label == "sign":
             raise KeyboardInterrupt
         return train(self, candidate, *rest)
 
-    monkeypatch.setattr(Work, "_train", stop_at_signs)
+    monkeypatch.setattr(Work, "train_one", stop_at_signs)
     done = _run(command, "--defenses", "sign")
     assert done.exit_code == 130
     results = load_results(Path(command[command.index("--out") + 1]))
@@ -103,7 +104,7 @@ def test_a_training_that_diverges_has_no_value(command: list[str]) -> None:
 
 
 def test_adapters_and_language_models_are_trained_and_measured(command: list[str], tmp_path: Path) -> None:
-    """Forbids a frontier of classifiers only, and a training of the weights below the adapters."""
+    """Forbids a frontier of classifiers with whole weights only."""
     tiny.gpt2_lm().save_pretrained(tmp_path / "lm")  # type: ignore[operator]
     tiny.gpt2_tokenizer().save_pretrained(tmp_path / "lm")
     command[command.index("--model") + 1] = str(tmp_path / "lm")
@@ -116,6 +117,33 @@ def test_adapters_and_language_models_are_trained_and_measured(command: list[str
     assert (
         0.9 < traffic["prune(share=0.5)"] <= 1.0
     )  # half of the entries, each with its place; B has no more zeros after a step
+
+
+SCRIPT = """
+import json, os, pathlib
+defense, seed = os.environ["LEAKAUDIT_DEFENSE"], int(os.environ["LEAKAUDIT_SEED"])
+value = {"none": 0.9, "sign": 0.8, "prune(share=0.9)": float("nan")}[defense] + seed * (0.01 if defense == "sign" else 0)
+print("secret of the user")
+pathlib.Path(os.environ["LEAKAUDIT_METRICS_FILE"]).write_text(json.dumps({"eval_accuracy": value, "eval_runtime": 3.0}))
+"""
+
+
+def test_the_users_own_script_is_the_training(command: list[str], tmp_path: Path) -> None:
+    """Forbids NaN as a point, a value of another defence, and its output in ours."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    script = ("--command", f"{sys.executable} {tmp_path / 'train.py'}")
+    done = _run(command, *script, "--defenses", "sign,prune(share=0.9),round", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert "secret" not in done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    rows = {(row["defense"], row["metric"]): row for row in found["utility"]}
+    assert set(rows) == {("none", "accuracy"), ("sign", "accuracy")}
+    row = rows["sign", "accuracy"]
+    assert (row["value"], row["difference"]) == (pytest.approx(0.815), pytest.approx(-0.085))
+    assert row["upper"] - row["difference"] == pytest.approx(12.706 * 0.005, rel=1e-3)  # t(1) s / sqrt(2)
+    why = {one["what"]: one["why"] for one in found["not_tested"]}
+    assert "2 trainings of 2 diverged" in why["utility under prune(share=0.9)"]
+    assert "exit code 1" in why["utility under round"]
 
 
 def test_a_dry_run_prints_the_plan_and_trains_nothing(command: list[str]) -> None:

@@ -5,4 +5,4 @@ Every defence trains from the same start on the same batches. The leak is measur
 It may import `client`, `models` and `simulation`.
 """
 
-__all__ = ["evaluation", "plan", "prices", "rows", "statistics", "store", "training", "work"]
+__all__ = ["evaluation", "own_script", "plan", "prices", "rows", "statistics", "store", "training", "work"]

@@ -30,6 +30,8 @@ class Candidate:
     """None for the training without a defence."""
     family: int
     """Candidates with the same number are strengths of one defence."""
+    spec: str = "none"
+    """Name and knobs of the defence, as a configuration states them."""
 
 
 def strengths(specs: Sequence[PluginSpec]) -> tuple[tuple[PluginSpec, int], ...]:

@@ -54,9 +54,10 @@ def _why_none(own: Sequence[KeptTraining]) -> str:
     unfit = next((one.unfit for one in own if one.unfit), "")
     if unfit:
         return f"utility not measured: {unfit}"
-    steps = sorted(one.diverged_at for one in own if one.diverged_at is not None)
+    steps = [one.diverged_at for one in own if one.diverged_at is not None]
+    first = f", the first at step {min(steps)}" if steps else ""
     return (
-        f"utility not measured: {counted(len(steps), 'training')} of {len(own)} diverged, the first at step {steps[0]}"
+        f"utility not measured: {counted(sum(one.diverged for one in own), 'training')} of {len(own)} diverged{first}"
     )
 
 
@@ -80,10 +81,16 @@ def _rows(
             upper=None if difference is None else difference.upper,
             seeds=tuple(one.seed for one in ended),
             steps=ended[0].steps,
-            examples=len(ended[0].metrics[name].by_example),
+            examples=_examples(ended[0], name),
             learning_rate=ended[0].learning_rate,
-            diverged=sum(one.diverged_at is not None for one in own),
+            diverged=sum(one.diverged for one in own),
         )
+
+
+def _examples(training: KeptTraining, metric: str) -> int | None:
+    """Return the number of evaluated examples; None if only the whole is known."""
+    count = len(training.metrics[metric].by_example)
+    return count if count > 1 else None
 
 
 def _pairs(

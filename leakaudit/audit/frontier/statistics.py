@@ -40,21 +40,25 @@ def mean_over_seeds(values: Values) -> Mean:
     92 % with three seeds.
 
     Args:
-        values: (S, n) one number for each seed and example.
+        values: (S, n) one number for each seed and example. With n = 1 the numbers are those of whole models, and the interval covers the
+            noise of the seeds only.
 
     Returns:
-        The mean; without an interval if there are fewer than two seeds or two examples.
+        The mean; without an interval if there are fewer than two seeds.
 
     >>> mean_over_seeds(np.array([[1.0, 3.0]]))
     Mean(value=2.0, lower=None, upper=None)
     """
     mean = float(values.mean())
     seeds, examples = values.shape
-    if seeds < 2 or examples < 2:
+    if seeds < 2:
         return Mean(mean, None, None)
     of_seeds = float(values.mean(axis=1).var(ddof=1)) / seeds
-    of_examples = float(values.mean(axis=0).var(ddof=1)) / examples
-    reach = math.sqrt(_quantile(seeds - 1) ** 2 * of_seeds + _quantile(examples - 1) ** 2 * of_examples)
+    squares = _quantile(seeds - 1) ** 2 * of_seeds
+    if examples > 1:
+        of_examples = float(values.mean(axis=0).var(ddof=1)) / examples
+        squares += _quantile(examples - 1) ** 2 * of_examples
+    reach = math.sqrt(squares)
     return Mean(mean, mean - reach, mean + reach)
 
 

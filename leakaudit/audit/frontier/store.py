@@ -39,10 +39,13 @@ class KeptTraining(BaseModel):
 
     defense: str
     seed: int
-    steps: int
-    learning_rate: FiniteFloat
+    steps: int | None = None
+    """Optimizer steps; None if the user's script decides."""
+    learning_rate: FiniteFloat | None = None
+    diverged: bool = False
+    """Whether a number was not finite."""
     diverged_at: int | None = None
-    """Step at which a number was not finite."""
+    """Step at which that was; None if it is not known."""
     unfit: str = ""
     """Why the defence does not fit this training; empty if it does."""
     choice: tuple[FiniteFloat, ...] = ()
@@ -52,7 +55,7 @@ class KeptTraining(BaseModel):
     @property
     def has_ended_well(self) -> bool:
         """Whether the training gave a model that was measured."""
-        return self.diverged_at is None and not self.unfit
+        return not self.diverged and not self.unfit
 
 
 class KeptPrice(BaseModel):

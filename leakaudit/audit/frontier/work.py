@@ -63,7 +63,7 @@ class Work:
     def price_all(self) -> None:
         """Measure or read the price of every candidate."""
         for candidate in self.candidates:
-            key = self._key("price", candidate, seed=self.seeds[0], rate=self.trainer.trainings.train_rate)
+            key = self.key_of("price", candidate, seed=self.seeds[0], rate=self.trainer.trainings.train_rate)
             kept = self.store.find(key, KeptPrice)
             if kept is None:
                 self.notice(f"timing {candidate.label}")
@@ -114,7 +114,7 @@ class Work:
             ended = [one for one in own if one.has_ended_well]
             best = min(ended, key=lambda one: float(np.mean(one.choice)), default=None)
             trials.append(Trial(candidate, None if best is None else np.array(best.choice)))
-            if best is not None:
+            if best is not None and best.learning_rate is not None:
                 rates[candidate.label] = best.learning_rate
         rivals = [one for one in trials if has_rivals(one.candidate, self.candidates)]
         for label, why in dropped(rivals, results).items() if self.drop else ():
@@ -130,16 +130,17 @@ class Work:
 
     def _take(self, candidate: Candidate, seed: int, steps: int, rate: float) -> KeptTraining:
         """Train, or read a finished training."""
-        key = self._key("training", candidate, seed=seed, steps=steps, rate=rate)
+        key = self.key_of("training", candidate, seed=seed, steps=steps, rate=rate)
         self.begun_s += steps * self.prices[candidate.label].step_s
         kept = self.store.find(key, KeptTraining)
         if kept is None:
             self.notice(f"{candidate.label}, seed {seed}, {steps} steps at {rate:.3g}")
-            kept = self._train(candidate, seed, steps, rate)
+            kept = self.train_one(candidate, seed, steps, rate)
             self.store.keep(key, kept)
         return kept
 
-    def _train(self, candidate: Candidate, seed: int, steps: int, rate: float) -> KeptTraining:
+    def train_one(self, candidate: Candidate, seed: int, steps: int, rate: float) -> KeptTraining:
+        """Train one model; where the defence does not fit, return the reason."""
         facts: dict[str, Any] = {"defense": candidate.label, "seed": seed, "steps": steps, "learning_rate": rate}
         try:
             trained = self.trainer.train(candidate.defense, seed, steps, rate)
@@ -148,7 +149,7 @@ class Work:
                 raise
             return KeptTraining(**facts, unfit=_why(error))
         if trained.choice is None or trained.evaluation is None:
-            return KeptTraining(**facts, diverged_at=trained.diverged_at)
+            return KeptTraining(**facts, diverged=True, diverged_at=trained.diverged_at)
         metrics = {
             name: KeptMetric(value=one.value, by_example=tuple(one.by_example.tolist()))
             for name, one in metrics_of(trained.evaluation).items()
@@ -166,7 +167,7 @@ class Work:
                 raise
             return KeptPrice(unfit=_why(error))
 
-    def _key(self, what: str, candidate: Candidate, **more: Any) -> str:
+    def key_of(self, what: str, candidate: Candidate, **more: Any) -> str:
         """Return the digest of everything that a training depends on."""
         trainings = self.trainer.trainings
         defense = candidate.defense
@@ -179,5 +180,8 @@ class Work:
 
 
 def _why(error: Exception) -> str:
-    """Return why a defence does not fit, without values that its own code may have put into a message."""
+    """Return why a defence does not fit.
+
+    A message of foreign code may hold values of the batch, so only its type and place are told.
+    """
     return str(error) if isinstance(error, LeakAuditError) else type_and_place(error)
