@@ -71,7 +71,7 @@ def test_the_training_without_a_defence_is_a_plain_loop(trainer: Trainer) -> Non
 
 
 def test_a_defence_that_changes_nothing_gives_the_same_model(trainer: Trainer) -> None:
-    """Forbids another start, order or dropout under a defence: the difference would not be its cost."""
+    """Forbids another start, order or dropout under a defence."""
     nearly = GaussianNoise(scale=1e-12)
     own, plain = _weights(trainer, nearly, 1), _weights(trainer, None, 1)
     assert all(torch.allclose(own[name], plain[name], atol=1e-7) for name in plain)
@@ -79,7 +79,7 @@ def test_a_defence_that_changes_nothing_gives_the_same_model(trainer: Trainer) -
 
 
 def test_dp_sgd_with_a_huge_bound_and_no_noise_trains_as_without_it(trainer: Trainer) -> None:
-    """Forbids per-example gradients that do not add up to the batch's gradient in training."""
+    """Forbids per-example gradients that do not add up to that of the batch."""
     own, plain = _weights(trainer, DpSgd(noise_multiplier=0.0, max_grad_norm=1e6), 1), _weights(trainer, None, 1)
     assert all(torch.allclose(own[name], plain[name], atol=1e-5) for name in plain)
 

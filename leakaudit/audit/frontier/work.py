@@ -102,7 +102,9 @@ class Work:
 
     def _choose(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float]:
         """Return the learning rate of each candidate that is not dropped."""
-        trainings, rates, trials = self.trainer.trainings, {}, []
+        trainings = self.trainer.trainings
+        rates: dict[str, float] = {}
+        trials: list[Trial] = []
         for candidate in candidates:
             rates[candidate.label] = trainings.train_rate
             if not self.need(candidate).short:
