@@ -144,6 +144,9 @@ def test_the_users_own_script_is_the_training(command: list[str], tmp_path: Path
     why = {one["what"]: one["why"] for one in found["not_tested"]}
     assert "2 trainings of 2 diverged" in why["utility under prune(share=0.9)"]
     assert "exit code 1" in why["utility under round"]
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"sign": 0.8', '"round": 0.7, "sign": 0.8'))
+    again = json.loads(_run(command, *script, "--defenses", "sign,prune(share=0.9),round", "--json").stdout)
+    assert {row["defense"] for row in again["utility"]} == {"none", "sign", "round"}  # what failed is tried again
 
 
 def test_a_dry_run_prints_the_plan_and_trains_nothing(command: list[str]) -> None:

@@ -43,6 +43,10 @@ class ScriptWork(Work):
         """Return 0: how long the script takes is not known."""
         return 0.0
 
+    def length(self, _steps: int, _rate: float) -> str:
+        """Return nothing: the script decides."""
+        return ""
+
     def train_one(self, candidate: Candidate, seed: int, _steps: int, _rate: float) -> KeptTraining:
         """Run the script once.
 

@@ -68,7 +68,8 @@ class Work:
             if kept is None:
                 self.notice(f"timing {candidate.label}")
                 kept = self._priced(candidate)
-                self.store.keep(key, kept)
+                if not kept.unfit:
+                    self.store.keep(key, kept)
             self.prices[candidate.label] = kept
 
     def run(self, results: Results) -> None:
@@ -136,10 +137,15 @@ class Work:
         self.begun_s += steps * self.prices[candidate.label].step_s
         kept = self.store.find(key, KeptTraining)
         if kept is None:
-            self.notice(f"{candidate.label}, seed {seed}, {steps} steps at {rate:.3g}")
+            self.notice(f"{candidate.label}, seed {seed}{self.length(steps, rate)}")
             kept = self.train_one(candidate, seed, steps, rate)
-            self.store.keep(key, kept)
+            if not kept.unfit:  # what failed is tried again by the next command
+                self.store.keep(key, kept)
         return kept
+
+    def length(self, steps: int, rate: float) -> str:
+        """Return the length of a training for its line of progress."""
+        return f", {steps} steps at {rate:.3g}"
 
     def train_one(self, candidate: Candidate, seed: int, steps: int, rate: float) -> KeptTraining:
         """Train one model; where the defence does not fit, return the reason."""
