@@ -97,8 +97,7 @@ def _loss(results: Results, alternative: Alternative) -> float:
     """Return the loss of utility under a defence; infinity if it was not measured."""
     for utility in results.utility:
         if utility.defense == alternative.defense and utility.baseline is not None:
-            lost = utility.baseline - utility.value
-            return lost if utility.higher_is_better else -lost
+            return utility.baseline - utility.value
     return float("inf")
 
 
