@@ -22,6 +22,7 @@ __all__ = [
     "due_attempts",
     "entity_tagger",
     "entries",
+    "frontier",
     "inline",
     "known_factors",
     "merging",

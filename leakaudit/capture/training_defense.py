@@ -27,6 +27,7 @@ from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import DefenseError, LeakAuditError, type_and_place
 from leakaudit.models.wrappers import plain_name, unwrapped
 from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.plugins.error_feedback import SentInOrder
 from leakaudit.registry import defenses
 
 OWN_LIBRARY = (
@@ -62,6 +63,12 @@ class TrainingDefense:
     """Optimizer steps whose update was changed."""
     _generator: torch.Generator | None = field(default=None, init=False)
     _handle: Any = field(default=None, init=False)
+    _memory: SentInOrder = field(init=False)
+    """What earlier steps dropped, for a defence with error feedback."""
+
+    def __post_init__(self) -> None:
+        """Begin with nothing dropped."""
+        self._memory = SentInOrder(self.defense)
 
     @classmethod
     def begin(
@@ -176,7 +183,8 @@ class TrainingDefense:
         """
         if not self.defense.on_update:
             return raw
-        sent = self.defense.prepared(raw, 1.0).changed(raw, self._random(next(iter(raw.values())).device))
+        self._memory.defense = self.defense.prepared(raw, 1.0)
+        sent = self._memory.send(raw, self._random(next(iter(raw.values())).device))
         if _shapes(sent) != _shapes(raw):
             raise self._stopped("it returned other parameters or shapes than it was given")
         return sent

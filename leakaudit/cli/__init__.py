@@ -28,6 +28,7 @@ _PLACES = {
     "doctor": "doctor:doctor",
     "explain": "explain:explain",
     "export": "export:export",
+    "frontier": "frontier:frontier",
     "gate": "gate:gate",
     "history": "history:history",
     "index": "index:index",

@@ -35,7 +35,7 @@ MOST_SEEDS = 1000
 """Most seeds of `--seeds`. Our choice: each one loads the model."""
 
 
-def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
+def parsed_seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Return the seeds of a text such as `1..10` or `1,2,5..7`, each once.
 
     None gives None.
@@ -101,7 +101,8 @@ AUDIT_OPTIONS = (
 )
 
 
-def _audit_options(command: Command) -> Command:
+def audit_options(command: Command) -> Command:
+    """Add the options of an audit to a command."""
     for option in reversed(AUDIT_OPTIONS):
         command = option(command)
     return command
@@ -111,7 +112,7 @@ def _audit_options(command: Command) -> Command:
 @options_of(Simulation)
 @click.option(
     "--seeds",
-    callback=_seeds,
+    callback=parsed_seeds,
     help="Several seeds, such as 1..10 or 1,2,5, instead of --seed: --steps for each, with mean and spread in the summaries.",
 )
 @click.option(
@@ -120,7 +121,7 @@ def _audit_options(command: Command) -> Command:
     metavar="K/N",
     help="Only a part of the steps, such as 2/8 for the second of eight machines; `leakaudit merge` joins the parts.",
 )
-@_audit_options
+@audit_options
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @time_limit
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
@@ -141,8 +142,8 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
     seeds = given["seeds"]
     if seeds and _was_given("seed"):
         raise ConfigError("--seed and --seeds were both given; --seeds alone names all of them")
-    config = _config(given | {"seed": seeds[0]} if seeds else given)
-    _check_files(config)
+    config = config_of(given | {"seed": seeds[0]} if seeds else given)
+    check_files(config)
     what = values_of(Simulation, given) | {"seed": config.seed}
 
     def steps_of() -> Steps:
@@ -179,7 +180,7 @@ def _shard_of(steps: Steps, shard: Shard | None) -> Steps:
     return replace(steps, shard=shard)
 
 
-def _config(given: Mapping[str, Any]) -> AuditConfig:
+def config_of(given: Mapping[str, Any]) -> AuditConfig:
     """Return the audit's configuration: the YAML file, overridden by options.
 
     Raises:
@@ -230,7 +231,7 @@ def _was_given(option: str) -> bool:
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
-def _check_files(config: AuditConfig) -> None:
+def check_files(config: AuditConfig) -> None:
     """Refuse a wrong policy, model, tagger or text mode before any attack.
 
     Raises:

@@ -19,6 +19,7 @@ from leakaudit.plugins import (
     uncertainties,
     uniform_draws,
 )
+from leakaudit.plugins.defense_protocol import FLOAT_BYTES
 
 Rounding = Literal["random", "nearest"]
 
@@ -72,6 +73,15 @@ class Quantize(Defense):
             return at_levels(tensor, level, chance).clamp(-self._steps * level, self._steps * level)
 
         return {name: quantised(tensor) for name, tensor in update.items()}
+
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of a quantised update, in bytes.
+
+        It is `bits` for each entry and one float32 for the largest magnitude of each tensor.
+        """
+        if self.is_identity():
+            return super().sent_bytes(sent)
+        return sum(tensor.numel() * self.bits / 8 + FLOAT_BYTES for tensor in sent.values())
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return for each entry the possible level nearest to the observed value."""

@@ -60,6 +60,10 @@ class Round(Defense):
         """Whether the update is rounded, and not the weights or their difference."""
         return self.of == "update"
 
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of a rounded update, two bytes for an entry in 16 bits."""
+        return float(DTYPES[self.dtype].itemsize * sum(tensor.numel() for tensor in sent.values()))
+
     def changed(self, update: Update, rng: torch.Generator) -> Update:
         """Return the update, each entry rounded, in float32 again.
 

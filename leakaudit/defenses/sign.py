@@ -40,6 +40,16 @@ class Sign(Defense):
         """Return the signs."""
         return {name: tensor.sign() for name, tensor in update.items()}
 
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of an update of signs, in bytes.
+
+        It is one bit for an entry, and two bits where some entries are zero, because there are then three signs.
+        """
+        if self.is_identity():
+            return super().sent_bytes(sent)
+        has_zeros = any(bool((tensor == 0).any()) for tensor in sent.values())
+        return (2 if has_zeros else 1) * sum(tensor.numel() for tensor in sent.values()) / 8
+
     def noise(self, sent: Update, before: float = 0.0) -> float:
         """Return the root mean square of `sent` if there was noise before.
 

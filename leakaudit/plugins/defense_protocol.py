@@ -18,6 +18,12 @@ from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
 
+FLOAT_BYTES = 4
+"""Bytes of an entry in float32."""
+
+PLACE_BYTES = 4
+"""Bytes of the place of an entry in a sparse update, an int32, as gradient compression usually sends it (Lin et al. 2018)."""
+
 
 @runtime_checkable
 class Defense(Protocol):
@@ -112,6 +118,21 @@ class Defense(Protocol):
         An accountant computes epsilon from it. None if the defence bounds no example, or adds no Gaussian noise.
         """
         return None
+
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of an update in its smallest usual form, in bytes.
+
+        The default is four bytes for every entry (float32). A defence that sets entries to zero may send the others with their places, which
+        takes eight bytes for each (float32 and int32).
+
+        Args:
+            sent: parameter name -> update as it was sent, under this defence.
+        """
+        dense = FLOAT_BYTES * sum(tensor.numel() for tensor in sent.values())
+        if not self.zeroed:
+            return float(dense)
+        kept = sum(int(torch.count_nonzero(tensor)) for tensor in sent.values())
+        return float(min(dense, (FLOAT_BYTES + PLACE_BYTES) * kept))
 
     def is_identity(self) -> bool:
         """Return whether its knobs have the values of `identity`."""

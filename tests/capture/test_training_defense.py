@@ -18,6 +18,7 @@ from leakaudit.config.audit import PluginSpec
 from leakaudit.defenses.gaussian_noise import GaussianNoise
 from leakaudit.errors import DefenseError
 from leakaudit.plugins import Defense
+from leakaudit.plugins.error_feedback import SentInOrder
 from leakaudit.registry import defenses
 from leakaudit.results.schema import VerificationStatus
 from tests.support import stacks, tiny
@@ -43,9 +44,10 @@ def _raw(model: nn.Module, batch: Mapping[str, Tensor], clip: float = CLIP) -> d
 def _by_hand(defense: Defense, batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Return the updates of a defended training, without any callback."""
     model, rng, updates = tiny.bert().train(), torch.Generator().manual_seed(SEED), []
+    left: dict[str, Tensor] = {}
     for batch in batches:
         raw = _raw(model, batch)
-        updates.append(dict(defense.prepared(raw, 1.0).changed(raw, rng)))
+        updates.append(dict(SentInOrder(defense.prepared(raw, 1.0), left).send(raw, rng)))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in updates[-1]:
@@ -91,6 +93,21 @@ def test_what_training_uses_is_what_the_defence_makes_of_the_gradient(stack: str
         verified = stamp(snapshot)
         clipped = verified.status is VerificationStatus.SCALED and stack == "Lightning, manual"  # nobody told the bound
         assert clipped or verified.status in (VerificationStatus.VERIFIED, VerificationStatus.NOISED), verified
+
+
+def test_what_was_not_sent_is_sent_with_the_next_update(tmp_path: Path) -> None:
+    """Forbids a defence that promises error feedback and forgets what it dropped."""
+    name, forgets = "top-k(share=0.1,error_feedback=true)", "top-k(share=0.1)"
+    case = Case(batches=stacks.classes(count=3), clip=CLIP, audit={"defense": name, "defense_seed": SEED})
+    found = STACKS["plain torch"](tmp_path, case)
+    spec = PluginSpec.parse(name)
+    wanted = _by_hand(defenses.create(spec.name, spec.options), case.batches)
+    without = PluginSpec.parse(forgets)
+    other = _by_hand(defenses.create(without.name, without.options), case.batches)
+    for step, update in enumerate(wanted):
+        assert all(torch.equal(found[step].observation.update[n], update[n]) for n in update)
+        assert all(torch.equal(update[n], other[step][n]) for n in update) is (step == 0)
+        assert stamp(found[step]).status is VerificationStatus.UNVERIFIABLE
 
 
 def _moved(before: Snapshot, after: Snapshot) -> bool:

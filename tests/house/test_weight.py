@@ -33,6 +33,7 @@ NEED_AUDIT = (
     ["attacks"],
     ["defenses"],
     ["doctor"],
+    ["frontier", "--model", "m", "--data", "d", "--out", "out"],
     ["merge", "shard", "--out", "out"],
     ["prior", "list"],
     ["run", "spool"],

@@ -124,6 +124,46 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     return frozenset(frozen)
 
 
+def number_of_labels(what: Simulation, examples: Sequence[Example]) -> int:
+    """Return the number of classes: `--num-labels`, or what the data has.
+
+    Raises:
+        DataError: the data has a larger label.
+    """
+    largest = max((example.label for example in examples if example.label is not None), default=1)
+    if what.num_labels is None:
+        return max(2, largest + 1)
+    if largest >= what.num_labels:
+        raise DataError(
+            f"{what.data}: has a label {largest}, but --num-labels is {what.num_labels}; give at least {largest + 1}"
+        )
+    return what.num_labels
+
+
+def start_of(what: Simulation, labels: int) -> tuple[nn.Module, frozenset[str]]:
+    """Load the model before its first step, with its adapters.
+
+    Args:
+        what: options of the simulation.
+        labels: number of classes of a classifier.
+
+    Returns:
+        The model, and the names of the parameters that are not trained.
+
+    Raises:
+        ModelError, ConfigError: the model cannot be loaded, or an option does not fit it.
+    """
+    model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
+    frozen = frozenset[str]()
+    if what.lora_rank is not None:
+        add_lora(model, what.lora_rank, what.lora_targets, seed=what.seed)
+        frozen = below_adapters(model)
+    frozen |= frozen_parameters(model, what.freeze)
+    if not {name for name, _ in model.named_parameters()} - frozen:
+        raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+    return model, frozen
+
+
 def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
     """Return the SHA-256 of all that simulated steps depend on.
 
@@ -164,16 +204,9 @@ class Simulator:
         self.what = what
         examples = read_examples(what.data, what.task)
         self.batches = batches(examples, what.batch_size * what.local_steps * what.clients, what.steps, what.seed)
-        labels = self._number_of_labels(examples)
+        labels = number_of_labels(what, examples)
         self.tokenizer = load_tokenizer(what.model)
-        self.model = load_model(what.model, what.task, num_labels=labels, seed=what.seed)
-        frozen = frozenset[str]()
-        if what.lora_rank is not None:
-            add_lora(self.model, what.lora_rank, what.lora_targets, seed=what.seed)
-            frozen = below_adapters(self.model)
-        self._frozen = frozen | frozen_parameters(self.model, what.freeze)
-        if not {name for name, _ in self.model.named_parameters()} - self._frozen:
-            raise ConfigError("--freeze leaves no parameter to share, so there is no update to attack")
+        self.model, self._frozen = start_of(what, labels)
         self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
         """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; anyone who has the data can compute it."""
         self._shared = frozenset(name for name, _ in self.model.named_parameters()) - self._frozen
@@ -181,17 +214,6 @@ class Simulator:
         self._optimizer = client_optimizer(what.optimizer, what.learning_rate, what.local_steps, ordered)
         self._state = self._earlier_rounds(examples)
         self._recipe = ModelRecipe.of(self.model)
-
-    def _number_of_labels(self, examples: Sequence[Example]) -> int:
-        largest = max((example.label for example in examples if example.label is not None), default=1)
-        if self.what.num_labels is None:
-            return max(2, largest + 1)
-        if largest >= self.what.num_labels:
-            raise DataError(
-                f"{self.what.data}: has a label {largest}, but --num-labels is {self.what.num_labels}; "
-                f"give at least {largest + 1}"
-            )
-        return self.what.num_labels
 
     def __len__(self) -> int:
         """Return the number of steps for which there is data."""
