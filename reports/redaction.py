@@ -8,6 +8,8 @@ so a new field is private until somebody lists it.
     masked    also which sixteenths of each sequence were recovered
     full      the text and the class counts, from the private journal
 
+The module has over 400 lines, so that everything that decides what is shown stands in one place.
+
 Reports in mode hash and masked are made from results.json alone. `leakaudit.results.schema.LENGTHS` says what they tell about lengths.
 """
 

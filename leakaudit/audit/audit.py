@@ -90,8 +90,7 @@ class Audit:
             device: where attacks compute; None for the CPU.
             report: called after every finished attempt.
             command: how the audit was started, for the report.
-            key: key of the hashes of private text, never written to disk. None creates a key and keeps it in `state.json` until the
-                audit has finished.
+            key: key of the hashes of private text, never written to disk. None creates one, kept in `state.json` until the audit ends.
             source: digest of the audited model and data. It identifies an unfinished audit of the same model and data.
             deaths: counts the processes that died during an attempt; None where nobody starts a new one.
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
@@ -116,9 +115,8 @@ class Audit:
         scorer = Scorer(config, tokenizer)
         entries = EntryBuilder(config, tokenizer, self._state)
         heard = report or (lambda _entry: None)
-        self._due = DueAttempts(
-            self._plugins, self._journal, self._state, entries, heard, config.attack_recovered_steps
-        )
+        again = config.attack_recovered_steps
+        self._due = DueAttempts(self._plugins, self._journal, self._state, entries, heard, again)
         runner = AttemptRunner(config, scorer, entries, deaths)
         self._attacks = Attacks(self._due, runner, config.seed, on_gpu=lambda: self._on_gpu)
         quick_first = sorted(self._plugins.attacks, key=lambda labelled: is_slow(labelled[1]))
@@ -214,8 +212,8 @@ class Audit:
             Number of these attempts.
         """
         before = len(self._journal.entries)
-        for record in self._state.saved.steps:
-            self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
+        for one in self._state.saved.steps:
+            self._due.close(self._due.of(one.id), AttemptStatus.SKIPPED, reason)
         return len(self._journal.entries) - before
 
     def results_so_far(self) -> Results:
@@ -254,9 +252,8 @@ class Audit:
             self.catch_up()
         for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
             self._journal.append(entry)
-        end = RunEnd(
-            refused, not_kept, total_steps, overhead or Overhead(), interrupted, simulated, privacy=privacy, final=True
-        )
+        cost = overhead or Overhead()
+        end = RunEnd(refused, not_kept, total_steps, cost, interrupted, simulated, final=True, privacy=privacy)
         results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:

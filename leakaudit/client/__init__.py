@@ -14,6 +14,7 @@ __all__ = [
     "observation",
     "optimizer",
     "other_order",
+    "other_steps",
     "output_gradients",
     "recipe",
     "replay",

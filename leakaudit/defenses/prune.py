@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from leakaudit.plugins import ClientStep, Defense, Update, defense, largest_entries, random_mask
 
@@ -65,7 +66,7 @@ class Prune(Defense):
         if self.choose == "random":
             return {name: g * random_mask(g, self.share, rng) for name, g in update.items()}
         groups = [[name] for name in update] if self.per == "layer" else [list(update)]
-        pruned = {}
+        pruned: dict[str, Tensor] = {}
         for names in groups:
             dropped = math.floor(self.share * sum(update[name].numel() for name in names))
             if dropped:

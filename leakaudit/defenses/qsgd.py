@@ -75,4 +75,5 @@ class Qsgd(Defense):
         return {name: nearest(name, gradient) for name, gradient in recomputed.items()}
 
     def _level(self, tensor: Tensor) -> Tensor:
-        return (tensor.double().norm() / (self.levels or math.inf)).to(tensor)
+        level: Tensor = (tensor.double().norm() / (self.levels or math.inf)).to(tensor)
+        return level

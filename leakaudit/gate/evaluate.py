@@ -1,6 +1,7 @@
 """The evaluation of an audit by a policy.
 
-The exit code, `verdict.json` and the report all use the verdict of `evaluate`, so they cannot disagree.
+The exit code, `verdict.json` and the report all use the verdict of `evaluate`, so they cannot disagree. It has about 400 lines, because all that
+makes one verdict of rules, gaps and notes stands here.
 
 Principles:
 

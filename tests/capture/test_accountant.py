@@ -171,7 +171,7 @@ def test_the_end_of_a_private_training_tells_the_worker(tmp_path: Path) -> None:
     plain: Any = tiny.bert().train()
     plain.bert.embeddings.position_embeddings.weight.requires_grad_(False)  # Opacus has no gradient per example for it
     row = dict(tiny.bert_tokenizer()("the old dog chased a cat .")) | {"labels": 1}
-    data = torch.utils.data.DataLoader(
+    data: Any = torch.utils.data.DataLoader(
         [{name: torch.tensor(value) for name, value in row.items()} for _ in range(8)],  # type: ignore[arg-type]
         batch_size=4,
     )

@@ -27,7 +27,7 @@ ROWS, COLUMNS, RANK, STEPS = 12, 10, 2, 4
 @pytest.fixture
 def one_process() -> Iterator[None]:
     """Make this process the only one of a group; torch's hooks need a group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

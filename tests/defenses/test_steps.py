@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from leakaudit.defenses.local_steps import LocalSteps
 from leakaudit.defenses.lora import Lora
 from leakaudit.defenses.substitute_tokens import SubstituteTokens
 from leakaudit.errors import AnatomyError, ConfigError, SnapshotError
-from leakaudit.plugins import Budget, Defense, Observation
+from leakaudit.plugins import Attack, Budget, Defense, Observation
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat .", "never one horse"]
@@ -235,7 +235,7 @@ READ_THROUGH = [
 def test_an_attack_reads_through_a_weak_setting(defense: Defense) -> None:
     """It must get the model, the rates and the adapters of the changed step."""
     step = tiny.client_step(tiny.wide_bert(), tiny.bert_tokenizer(), TEXTS[:1], [1])
-    seen, _ = readable(Span(), sent(defense, step))
+    seen, _ = readable(cast(Attack, Span()), sent(defense, step))
     assert Span().applies(seen)
     guess = Span()(seen, tiny.generator(), Budget(20))
     assert [found.token_ids for found in guess.sequences or ()] == step.truth.sequences()

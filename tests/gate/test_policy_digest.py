@@ -79,7 +79,7 @@ def _flat(data: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_a_changed_default_raises_the_version_that_digests_hold() -> None:
-    """A policy that says nothing of a key would else be judged otherwise under the same digest."""
+    """Else a policy would be judged otherwise under the same digest."""
     rule = Rule(id="a", event="all_words", max_count=0)
     plain = Policy(schema="leakaudit.policy/1", name="n", rules=(rule,))
     found = dict(_flat(plain.model_dump(mode="json", by_alias=True)))

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from leakaudit.audit.frontier.statistics import Values, pseudo_values
-from leakaudit.client.truth import IGNORED_LABEL, MicroBatch
+from leakaudit.client.facts import IGNORED_LABEL
+from leakaudit.client.truth import MicroBatch
 from leakaudit.models.loading import Task
 
 Classes = NDArray[np.int64]
