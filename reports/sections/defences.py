@@ -8,8 +8,9 @@ from leakaudit.gate.events import EVENTS
 from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, shown_name
 from leakaudit.reports.charts import RateBar, rate_chart
-from leakaudit.reports.comparison import compare, outcomes
+from leakaudit.reports.comparison import compare
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.frontier import outcomes_of
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import confidence_level
@@ -27,19 +28,7 @@ def section(redacted: RedactedResult) -> Section | None:
     if rule is None or (not verdict.alternatives and shipped == OBSERVED):
         return None
     figures = dict.fromkeys([OBSERVED, shipped, *(a.defense for a in verdict.alternatives)])
-    found = {
-        defense: outcomes(
-            results,
-            defense,
-            rule.subject,
-            rule.scope,
-            frozenset(rule.trusted),
-            min_tokens=rule.min_tokens,
-            confidence=rule.confidence,
-            max_unjudged=rule.max_unjudged,
-        )
-        for defense in figures
-    }
+    found = {defense: outcomes_of(results, defense, rule) for defense in figures}
     rows, bars = [], []
     for defense, seen in found.items():
         k, n, late = seen.leaked, len(seen.by_step), seen.open + len(seen.out_of_time)
