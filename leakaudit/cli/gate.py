@@ -55,6 +55,9 @@ def gate(
     Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
     written).
     """
+    document = runs.document
+    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
+        document.unlink()
     if as_json and outputs.github:
         raise click.UsageError("--json prints one document and --github prints lines: choose one")
     for option, file in outputs.recorded.items():
@@ -62,9 +65,6 @@ def gate(
             raise click.UsageError(f"--at rehearses a judgement, and {option} records one: choose one")
     from datetime import UTC, datetime
 
-    document = runs.document
-    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
-        document.unlink()
     now = _time(at) if at else datetime.now(UTC)
     released = read_artifacts(outputs, runs.files[0].parent)
     verdict = judged_together(runs, by, released, now) if runs.several else _judged(runs.files[0], by, released, now)

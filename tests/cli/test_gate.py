@@ -275,3 +275,11 @@ def test_a_contradiction_is_an_error_even_with_a_fitting_digest(
 def _merged(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     new = {k: _merged(data[k], v) if isinstance(v, dict) else v for k, v in changes.items()}
     return data | new
+
+
+def test_options_that_exclude_each_other_leave_no_earlier_verdict(tmp_path: Path) -> None:
+    """A pipeline that reads the file would else take an old PASS for this call's."""
+    (tmp_path / "results.json").write_text("{}")
+    (tmp_path / "verdict.json").write_text('{"verdict": "PASS"}')
+    done = run(tmp_path, "--json", "--github")
+    assert done.exit_code == 2 and not (tmp_path / "verdict.json").exists()
