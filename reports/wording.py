@@ -21,9 +21,17 @@ BANNERS = {
 MEANINGS = {
     Status.PASS: "Within the policy, for the attacks that were run.",
     Status.FAIL: "Do not ship: what the policy protects can be read out of the updates.",
-    Status.INCONCLUSIVE: "Undecided: the evidence is enough neither to ship nor to stop.",
+    Status.INCONCLUSIVE: "Undecided: not enough evidence to ship or to refuse.",
     Status.ERROR: "The evidence could not be judged.",
 }
+
+
+WAIVED = "It leaks more than the policy allows, and waivers accept that for a time."
+"""The headline of a PASS that only waivers allow."""
+
+
+WORSE = "Do not ship: more leaks than in the baseline."
+"""The headline of a FAIL by a rule on the difference from the baseline."""
 
 
 LEAKS = "Leaks; the rate is not yet bounded: do not ship."
@@ -32,8 +40,22 @@ LEAKS = "Leaks; the rate is not yet bounded: do not ship."
 
 def meaning(verdict: Verdict) -> str:
     """Return the verdict in a sentence, for a headline."""
-    leaks = verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back
-    return LEAKS if leaks else MEANINGS[verdict.verdict]
+    if verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back:
+        return LEAKS
+    if verdict.verdict is Status.PASS and by_waiver(verdict):
+        return WAIVED
+    return WORSE if worse_than_baseline(verdict) else MEANINGS[verdict.verdict]
+
+
+def by_waiver(verdict: Verdict) -> bool:
+    """Return whether a rule at level error is waived."""
+    return any(rule.waived and rule.level == "error" for rule in verdict.rules)
+
+
+def worse_than_baseline(verdict: Verdict) -> bool:
+    """Return whether a rule on the difference from the baseline decides a FAIL."""
+    deciding = next((rule for rule in verdict.rules if rule.id == verdict.deciding_rule), None)
+    return verdict.verdict is Status.FAIL and deciding is not None and deciding.kind == "versus_baseline"
 
 
 OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}

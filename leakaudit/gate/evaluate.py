@@ -184,8 +184,8 @@ def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:
     names = [rule.id for rule in rules if rule.waived]
     if not names:
         return []
-    verb = "fails and is" if len(names) == 1 else "fail and are"
-    return [f"{', '.join(names)} {verb} waived."]
+    rules, verb = ("Rule", "fails and is") if len(names) == 1 else ("Rules", "fail and are")
+    return [f"{rules} {', '.join(names)} {verb} waived."]
 
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:

@@ -17,7 +17,7 @@ from leakaudit.gate.evidence import Evidence
 from leakaudit.gate.outcome import Outcome, tolerated
 from leakaudit.gate.policy import Policy, Rule
 from leakaudit.gate.verdict import Status, Versus
-from leakaudit.gate.wording import Finding, change_in_words, percent
+from leakaudit.gate.wording import Finding, change_in_words
 from leakaudit.results.differences import PAIRED, TWO_SAMPLES, difference_of_pairs, difference_of_rates, more_steps
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -247,7 +247,7 @@ def sentences_on_difference(finding: Finding) -> list[str]:
     said = [f"{now}, and {versus.base_k} of {versus.base_n} in the baseline {versus.run}, {how}: {change}."]
     if finding.evidence.unjudged:
         said.append(f"{counted(finding.evidence.unjudged, 'step')} of this audit could not be judged.")
-    said.append(f"Policy allows {percent(rule.threshold)} of the steps more than in the baseline.")
+    said.append(f"Policy allows {100 * rule.threshold:g} points more than in the baseline.")
     if finding.status is Status.INCONCLUSIVE and outcome.more:
         said.append(f"{counted(outcome.more, 'more clean step')} would decide.")
     return said

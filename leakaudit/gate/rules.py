@@ -76,6 +76,8 @@ def _judge(
         outcome = judge_numbers(rule, evidence, confidence, policy.evidence.max_unjudged)
     else:
         outcome = judge_regression(rule, results, evidence, reference, confidence, policy.evidence.max_unjudged)
+    if outcome.more is not None:  # the floor asks for steps as well
+        outcome = replace(outcome, more=max(outcome.more, policy.evidence.min_steps - evidence.bounding))
     unmet = list(gaps.sentences)
     if evidence.values:
         unsure = [] if readers & {*evidence.attacks} else [blind(results, policy, rule, evidence.attacks)]

@@ -115,7 +115,7 @@ def _told(named: Sequence[Artifact], given: Sequence[Artifact], required: Subjec
     """Yield what a reader must know of the artefacts."""
     if given and not named:
         names = ", ".join(one.name for one in given)
-        yield f"The run names no artefact, so nothing shows that it made {names}."
+        yield f"This audit is not tied to {names}: the run names no artefact (`leakaudit bind RUN FILE` adds one)."
     if named and not given and required.require_artifact_digest:
         yield "No file was compared with the artefacts of the run (`--artifact`)."
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from leakaudit.explanation import Topic
 from leakaudit.plugins.names import FOLDERS, own_names
+from leakaudit.registry import defenses
 from leakaudit.results.schema import PluginEntry
 
 _PACKAGE = Path(__file__).parents[1]
@@ -63,13 +64,14 @@ def described(kind: str, name: str) -> Described:
     Raises:
         KeyError: no plugin of that kind has that name.
     """
+    now = defenses.current(name, {})[0] if kind == "defense" else name
     for file in sorted((_PACKAGE / FOLDERS[kind]).glob("*.py")):
-        if f'@{kind}("{name}")' not in file.read_text(encoding="utf-8"):
+        if f'@{kind}("{now}")' not in file.read_text(encoding="utf-8"):
             continue
         module = f"leakaudit.{FOLDERS[kind]}.{file.stem}"
         for node in _tree(module).body:
-            if isinstance(node, ast.ClassDef) and _is_registered(node, kind, name):
-                return Described(kind, name, **_attributes(module, node))
+            if isinstance(node, ast.ClassDef) and _is_registered(node, kind, now):
+                return Described(kind, now, **_attributes(module, node))
     raise KeyError(f"no {kind} is called {name!r}")
 
 

@@ -11,6 +11,7 @@ from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.frontier import next_step
 from leakaudit.reports.wording import (
     age_in_words,
+    by_waiver,
     confidence_level,
     date_and_time,
     meaning,
@@ -18,6 +19,7 @@ from leakaudit.reports.wording import (
     rule_seen,
     run_in_words,
     short_digest,
+    worse_than_baseline,
 )
 from leakaudit.results.wording import counted
 
@@ -30,11 +32,17 @@ MOST_RUNS = 50
 
 NEXT = {
     Status.PASS: "Ship with this verdict, and audit the next release anew: a pass is about these updates and these attacks.",
-    Status.FAIL: "Do not ship. Look at the report for what came back, and try a defence that passes.",
-    Status.INCONCLUSIVE: "Do not ship on this. Audit more steps or mend what the reasons below name, and judge again.",
+    Status.FAIL: "Do not ship. Open the report for what came back, choose a defence that passes, and audit again.",
+    Status.INCONCLUSIVE: "Do not ship on this. Audit more steps, or mend what the points below the table name, and judge again.",
     Status.ERROR: "Nothing was judged. Mend the problem below, and judge again.",
 }
 """What to do next."""
+
+WAIVED = "Ship only if the waivers below cover this release, repair before they end, and audit the next release anew."
+"""What to do next where only waivers let the verdict pass."""
+
+WORSE = "Do not ship. Find what changed since the baseline, and audit again."
+"""What to do next after a regression."""
 
 ALLOWED = (
     "Nothing is decided, and that is allowed here. Audit more steps: this is no evidence that the updates are safe."
@@ -47,13 +55,14 @@ def summary(verdict: Verdict) -> str:
 
     First what was found and what to do, then a table of the rules, the reasons, and what the audit does not show.
     """
+    by = " by waiver" if verdict.verdict is Status.PASS and by_waiver(verdict) else ""
     head = [
-        f"### leakaudit: {verdict.verdict} (exit {verdict.exit_code}), {markdown_text(verdict.policy)}",
+        f"### leakaudit: {verdict.verdict} (exit {verdict.exit_code}){by}, {markdown_text(verdict.policy)}",
         "",
         f"**{markdown_text(meaning(verdict))}**",
         markdown_text(verdict.sentence),
         "",
-        f"**Next:** {' '.join(filter(None, [ALLOWED if verdict.allowed else NEXT[verdict.verdict], _way_out(verdict)]))}",
+        f"**Next:** {' '.join(filter(None, [_next(verdict), _way_out(verdict)]))}",
         "",
     ]
     table = [
@@ -68,6 +77,15 @@ def summary(verdict: Verdict) -> str:
     return "\n".join([*head, *shown, *foot]) + "\n"
 
 
+def _next(verdict: Verdict) -> str:
+    """Return what to do next, in a sentence or two."""
+    if verdict.allowed:
+        return ALLOWED
+    if verdict.verdict is Status.PASS and by_waiver(verdict):
+        return WAIVED
+    return WORSE if worse_than_baseline(verdict) else NEXT[verdict.verdict]
+
+
 def _way_out(verdict: Verdict) -> str:
     """Return the defence to ship, as a sentence; empty if there is none to name."""
     step = next_step(verdict)
@@ -76,7 +94,7 @@ def _way_out(verdict: Verdict) -> str:
 
 def _row(rule: RuleVerdict) -> str:
     cells = (
-        f"{rule.id} ({rule.severity})",
+        f"{rule.id} (severity {rule.severity})",
         rule.word,
         rule_seen(rule),
         rule_bounds(rule),

@@ -128,7 +128,7 @@ def test_a_run_that_names_no_artefact_says_so_and_a_policy_may_refuse_it() -> No
     written()
     file = weights()
     assert (
-        "nothing shows that it made out/model.safetensors"
+        "This audit is not tied to out/model.safetensors"
         in verdict("--policy", policy(), "--artifact", file, code=0)["sentence"]
     )
     strict = policy(more="subject: {require_artifact_digest: true}\n")

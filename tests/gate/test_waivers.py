@@ -59,7 +59,7 @@ def test_a_waived_rule_has_no_part_in_the_verdict_and_stays_in_sight() -> None:
     verdict = judged(LEAKS, waiver())
     (rule,) = verdict.rules
     assert (verdict.verdict, verdict.exit_code, rule.status, rule.word) == (Status.PASS, 0, Status.FAIL, "WAIVED")
-    assert verdict.sentence.startswith("sentence-rate fails and is waived.")
+    assert verdict.sentence.startswith("Rule sentence-rate fails and is waived.")
     assert f"until {TODAY + timedelta(days=30)} by j.doe (DPO) (W-1): the sentences are public" in rule.waived
     (said,) = verdict.waivers
     assert said.state == "applies" and verdict.waivers_digest.startswith("sha256:")
