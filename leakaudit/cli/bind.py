@@ -17,8 +17,8 @@ from leakaudit.errors import ResultsError
 def bind(run_dir: Path, artifacts: tuple[Path, ...]) -> None:
     """Name each FILE that the run in RUN_DIR made, for `leakaudit gate --artifact`.
 
-    FILE may be a folder: then each file in it is named. Names and digests are in subject.json beside the results, in the place of those of an
-    earlier call. Call it where the files are made: whoever can write them decides what is bound.
+    FILE may be a folder: then each file in it is named. The command writes names and digests to subject.json beside the results, and replaces
+    those of an earlier call. Run it where the files are made: whoever can write the files or subject.json decides which files are bound.
     """
     from datetime import UTC, datetime
 

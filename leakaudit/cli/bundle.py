@@ -41,10 +41,19 @@ def bundle() -> None:
 @bundle.command(short_help="Write the zip.")
 @click.argument("run_dir", type=EXISTING)
 @judging
-@click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
-@click.option("--at", metavar="TIME", help="Time of judgement, an ISO date or time; default: that of verdict.json.")
+@click.option(
+    "--text",
+    "text",
+    type=click.Choice(["hash", "masked", "full"]),
+    default="masked",
+    show_default=True,
+    help="Text in the report. hash: none. masked: which parts came back, no characters. full: the text itself.",
+)
+@click.option(
+    "--at", metavar="TIME", help="Judge as if it were this ISO date or time; default: the time of verdict.json."
+)
 @click.option("-o", "--output", type=EXISTING, help=f"The zip; default: {NAME}.zip in RUN_DIR.")
-@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
+@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full where the environment variable CI is set.")
 @clear_errors
 def write(
     run_dir: Path,
@@ -56,8 +65,9 @@ def write(
 ) -> None:
     """Write one zip from RUN_DIR, a folder with results.json.
 
-    It has the verdict, the report, the results, policy and waivers, an annex on regulations, versions, sums, and a README for the auditor. The verdict is
-    that of the last `leakaudit gate` with the same policy; without one, give --at. The same inputs give the same bytes.
+    The zip has the verdict, the report, the results, policy and waivers, an annex on regulations, the section for a model's card, versions,
+    checksums, and a README for the auditor. The verdict is that of the last `leakaudit gate` with the same policy; without one, give --at. The
+    same inputs give the same bytes.
     """
     from leakaudit.files.private_files import write_atomic
     from leakaudit.files.regular_files import read_regular

@@ -26,7 +26,7 @@ R = TypeVar("R")
 EXISTING = click.Path(path_type=Path)
 
 REF_HELP = (
-    "Read policy and waivers from this branch, tag or commit of git, such as origin/main, and never from the working folder. "
+    "Read policy, waivers and baseline from this branch, tag or commit of git, such as origin/main, and never from the working folder. "
     "Without --policy the file is policy.yaml."
 )
 

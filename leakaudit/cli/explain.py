@@ -43,19 +43,19 @@ class Entry:
         return bare(word) in [*names, *(bare(self.kind) + name for name in names)]
 
 
-@click.command(short_help="Explain a rule, an exit code, an attack, a metric ...")
+@click.command(short_help="Explain a rule, an exit code or another word.")
 @click.argument("word", nargs=-1)
-@click.option("--policy", type=EXISTING, help="YAML policy of the rule; default: the built-in ones.")
+@click.option("--policy", type=EXISTING, help="YAML policy that has the rule; default: the built-in policies.")
 @click.option(
-    "--run", "run_dir", type=EXISTING, help="Say also what the rule saw in this run (folder or results.json)."
+    "--run", "run_dir", type=EXISTING, help="Also say what the rule saw in this run (folder or results.json)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @clear_errors
 def explain(word: tuple[str, ...], policy: Path | None, run_dir: Path | None, as_json: bool) -> None:
     """Explain WORD: a rule, exit code, plugin, event, status, stamp or control.
 
-    A plugin is an attack, a defence or a metric. Without WORD, list what can be explained. A word that means two things gets both; `event exact_sentence` asks for one of them. With --run, a
-    rule is judged on that run, without waivers.
+    A plugin is an attack, a defence or a metric. Without WORD, the command lists what can be explained. If a word means two things, both are
+    explained; `event exact_sentence` asks for one of them. With --run, a rule is judged on that run, without waivers.
     """
     results = _results(run_dir) if run_dir else None
     entries = [*_entries(results), *_rules(policy, results)]

@@ -18,7 +18,7 @@ OUTPUT = click.option("-o", "--output", type=EXISTING, help="The file; default: 
 def export() -> None:
     """Write an audit in the forms of other tools. None holds training text.
 
-    Each judges anew by the policy. What pipelines read has options of its own at `leakaudit gate`.
+    Each command judges the results anew by the policy. Outputs for pipelines, such as JUnit and SARIF, are options of `leakaudit gate`.
     """
 
 
@@ -62,13 +62,20 @@ def annex(run_dir: Path, output: Path | None, by: Yardstick) -> None:
 @export.command(short_help="Print tags for a model's version in a registry.")
 @click.argument("run_dir", type=EXISTING)
 @judging
-@click.option("--format", "form", type=click.Choice(["mlflow", "json"]), default="json", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["mlflow", "json"]),
+    default="json",
+    show_default=True,
+    help="json: one object. mlflow: one `key=value` a line.",
+)
 @OUTPUT
 @clear_errors
 def tags(run_dir: Path, form: str, output: Path | None, by: Yardstick) -> None:
     """Print tags from RUN_DIR, a folder with results.json.
 
-    They are the verdict, its digests and its dates. `json` is one object; `mlflow` is one `key=value` a line.
+    The tags are the verdict, its digests and its dates, as pairs of a key and a value.
     """
     from datetime import UTC, datetime
 

@@ -51,7 +51,8 @@ TRAININGS = "trainings"
 @click.option(
     "--halving/--no-halving",
     default=True,
-    help="Drop strengths that another one dominates after a third of the steps. Default: drop them.",
+    help="After a third of the steps, drop a strength if another one of the same defence leaks no more and has a lower loss. Default: "
+    "drop it.",
 )
 @click.option(
     "--command",
@@ -76,8 +77,11 @@ def frontier(
     """Audit defences and train a model under each, from the same start.
 
     First the defences are audited as by `leakaudit simulate`. Then a model is trained under each defence and seed, on the same batches,
-    with every gradient changed as the defence changes it. The results in --out hold the leak, the cost in utility with a 95 % interval,
-    and the price in time and traffic. `a|b|c` in a knob is a list of strengths: --defenses "gaussian-noise(scale=0.01|0.1|1)".
+    with every gradient changed as the defence changes it. The results in --out say what leaks, how much worse the model gets (with a 95 %
+    interval), and what the defence adds to time and traffic. `a|b|c` in an option of a defence is a list of strengths:
+    --defenses "gaussian-noise(scale=0.01|0.1|1)".
+
+    Of the options of `leakaudit simulate`, --learning-rate, --clients and data that are arrays are refused.
 
     If the command was stopped, the same command continues it: finished trainings are kept in OUT/trainings.
     """

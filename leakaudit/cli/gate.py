@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 @click.command(short_help="Judge a run by a policy; the exit code is the verdict.")
 @with_runs
 @judging
-@click.option("--at", metavar="TIME", help="Judge as at this ISO date or time, to rehearse what expires.")
+@click.option("--at", metavar="TIME", help="Judge as if it were this ISO date or time, to see what expires until then.")
 @click.option(
     "--allow",
     type=click.Choice(["inconclusive"]),
-    help="Exit 0 if nothing is decided and nothing came back; said in the verdict.",
+    help="Exit 0 instead of 4 if nothing is decided and no text came back; the verdict says so.",
 )
-@click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict; the verdict itself stays.")
+@click.option("--soft-fail", is_flag=True, help="Exit 0 whatever the verdict is; the verdict itself stays.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
 @with_outputs
@@ -50,7 +50,8 @@ def gate(
 ) -> None:
     """Judge each RUN (a folder with results.json, or the file) by a policy.
 
-    The steps of several runs count together, if the runs can be compared; each step counts once. Fix the number of runs before the first one.
+    The verdict is written to verdict.json beside the results. The steps of several runs count together, if the runs can be compared; each step
+    counts once. Fix the number of runs before the first one.
 
     Exit codes: 0 PASS, 2 wrong policy or usage, 3 FAIL, 4 INCONCLUSIVE, 5 ERROR (the evidence cannot be judged, or an output cannot be
     written).

@@ -54,22 +54,28 @@ class Outputs:
 
 _OPTIONS = (
     click.option("--junit", type=_FILE, help="Write JUnit XML: each rule is a test."),
-    click.option("--summary", type=_FILE, help="Append Markdown, as to $GITHUB_STEP_SUMMARY."),
+    click.option("--summary", type=_FILE, help="Append a summary in Markdown to FILE, such as $GITHUB_STEP_SUMMARY."),
     click.option("--badge", type=_FILE, help="Write the JSON of a badge of shields.io."),
-    click.option("--sarif", type=_FILE, help="Write SARIF: each open rule at its line of the policy."),
-    click.option("--attestation", type=_FILE, help="Write an unsigned in-toto Statement on the artefacts."),
-    click.option("--svr", type=_FILE, help="On PASS, write an unsigned in-toto Statement of what was shown."),
+    click.option("--sarif", type=_FILE, help="Write SARIF: each rule that does not pass, at its line of the policy."),
+    click.option("--attestation", type=_FILE, help="Write an unsigned in-toto Statement on the files of --artifact."),
     click.option(
-        "--cyclonedx", type=_FILE, help="Write a CycloneDX bill with the verdict in the artefacts' model cards."
+        "--svr",
+        type=_FILE,
+        help="On PASS, write an unsigned in-toto Statement of what was shown for the files of --artifact.",
+    ),
+    click.option(
+        "--cyclonedx",
+        type=_FILE,
+        help="Write a CycloneDX bill of materials: the files of --artifact, with the verdict in their model cards.",
     ),
     click.option(
         "--artifact",
         "artifacts",
         type=_READABLE,
         multiple=True,
-        help="A released file, or a folder of them: it must be one that the run names; repeatable.",
+        help="A released file, or a folder of them. The verdict is ERROR if the run does not name it; repeatable.",
     ),
-    click.option("--github", is_flag=True, help="Print annotations, and write to $GITHUB_OUTPUT."),
+    click.option("--github", is_flag=True, help="Print annotations for GitHub Actions, and write to $GITHUB_OUTPUT."),
 )
 
 

@@ -69,12 +69,17 @@ _OPTIONS = (
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         help="Judge every run below this folder together.",
     ),
-    click.option("--despite", multiple=True, metavar="KEY", help="Pool although this comparability key differs."),
+    click.option(
+        "--despite",
+        multiple=True,
+        metavar="KEY",
+        help="Judge runs together although they differ in KEY, such as defenses; repeatable.",
+    ),
     click.option(
         "-o",
         "--out",
         type=click.Path(dir_okay=False, path_type=Path),
-        help=f"File for the verdict on several runs; default: {TOGETHER} here.",
+        help=f"File for the verdict on several runs; default: {TOGETHER} in the working folder.",
     ),
 )
 

@@ -76,10 +76,14 @@ _OPTIONS = (
     click.option("--policy", type=EXISTING, help="YAML policy; default: the built-in one."),
     click.option("--policy-ref", metavar="REF", help=REF_HELP),
     click.option(
-        "--waivers", type=EXISTING, help="YAML file of exceptions, each with an end; default: what the policy names."
+        "--waivers",
+        type=EXISTING,
+        help="YAML file of exceptions from rules, each with a last day; default: the file that the policy names.",
     ),
     click.option(
-        "--baseline", type=EXISTING, help="The baseline's file, or another audit; default: what the policy names."
+        "--baseline",
+        type=EXISTING,
+        help="Baseline for rules with `versus_baseline`: its file, or another audit; default: the file that the policy names.",
     ),
     click.option(
         "--memaudit", type=EXISTING, help="Report of memaudit, for the rules under `imported:` of the policy."

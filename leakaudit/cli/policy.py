@@ -33,7 +33,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 @click.group(short_help="Check, show, compare and start a policy.")
 def policy() -> None:
-    """Work on the rules of the gate: a policy in a YAML file."""
+    """Write, check and compare policies: the rules of `leakaudit gate`, in YAML."""
 
 
 @policy.command(short_help="Say what is wrong or weak in a policy.")
@@ -125,7 +125,9 @@ def diff(old: str, new: str, as_json: bool) -> None:
 
 
 @policy.command(short_help="Write a policy to start from.")
-@click.option("--preset", type=click.Choice(PRESETS), default="balanced", show_default=True, help="What it is for.")
+@click.option(
+    "--preset", type=click.Choice(PRESETS), default="balanced", show_default=True, help="What the policy is for."
+)
 @click.option("-o", "--output", type=EXISTING, default=Path(FILE), show_default=True, help="The file; - for stdout.")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @clear_errors

@@ -13,10 +13,17 @@ from leakaudit.errors import RedactionError, ResultsError
 
 @click.command(short_help="Render the HTML report of a run again.")
 @click.argument("run_dir", type=EXISTING)
-@click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
+@click.option(
+    "--text",
+    "text",
+    type=click.Choice(["hash", "masked", "full"]),
+    default="masked",
+    show_default=True,
+    help="Text in the report. hash: none. masked: which parts came back, no characters. full: the text itself.",
+)
 @judging
 @click.option("-o", "--output", type=EXISTING, help="The HTML file; default: report.html in RUN_DIR.")
-@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
+@click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full where the environment variable CI is set.")
 @clear_errors
 def report(run_dir: Path, text: str, output: Path | None, allow_full_in_ci: bool, by: Yardstick) -> None:
     """Render the HTML report of RUN_DIR (a folder with results.json)."""

@@ -81,8 +81,20 @@ AUDIT_OPTIONS = (
         help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
     ),
     click.option("--defenses", help="Comma-separated, such as none,gaussian-noise(scale=0.1); default: none."),
-    click.option("--attack-option", "attack_options", multiple=True, metavar="NAME.KNOB=VALUE"),
-    click.option("--defense-option", "defense_options", multiple=True, metavar="NAME.KNOB=VALUE"),
+    click.option(
+        "--attack-option",
+        "attack_options",
+        multiple=True,
+        metavar="NAME.KNOB=VALUE",
+        help="Option of an attack, such as tag.steps=300; repeatable.",
+    ),
+    click.option(
+        "--defense-option",
+        "defense_options",
+        multiple=True,
+        metavar="NAME.KNOB=VALUE",
+        help="Option of a defence, such as gaussian-noise.scale=0.1; repeatable.",
+    ),
     click.option(
         "--server", help="Active server that changes the model, such as wide-pooler(dimension=100); default: none."
     ),
