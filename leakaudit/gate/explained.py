@@ -144,6 +144,8 @@ def _subject(rule: Rule, tokens: int) -> str:
         return f"the {statistic} of {rule.metric} over client steps, {where}; a step has the highest score of its attacks; {by}."
     length = "" if rule.min_tokens is None else f" of {rule.min_tokens}+ tokens"
     clause = EVENTS[rule.event].clause.format(tokens=tokens, any_length=length)
+    if rule.versus_baseline is not None:
+        return f"how much larger than in the baseline the share of client steps is in which {clause}, {where}; {by} (event {rule.event})."
     much = "share" if rule.max_rate is not None else "number"
     return f"the {much} of client steps in which {clause}, {where}; {by} (event {rule.event})."
 

@@ -177,7 +177,7 @@ def _floor(policy: Policy) -> Iterator[Finding]:
     confidence, floor = policy.statistics.confidence, policy.evidence.min_steps
     slow: dict[int, list[tuple[Place, str]]] = {}
     for path, rule in _rules(policy):
-        needed, place = steps_of_rule(rule, policy), (*path, "max_value" if rule.metric else "max_rate")
+        needed, place = steps_of_rule(rule, policy), (*path, rule.limit)
         if needed is None:
             yield Finding(
                 "never-shown",
@@ -325,7 +325,7 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
     for (_, one), (path, other) in combinations(_rules(policy), 2):
         if one.level != other.level or one.scope != other.scope or _question(one) != _question(other):
             continue
-        key = _limit(one)
+        key = one.limit
         kept, looser = sorted((one, other), key=lambda rule: rule.threshold)
         yield Finding(
             "repeated",
@@ -337,12 +337,7 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
 
 def _question(rule: Rule) -> tuple[object, ...]:
     """Return what a rule asks: everything but its limit, and the key of that."""
-    return rule.event, rule.min_tokens, rule.metric, rule.statistic, _limit(rule)
-
-
-def _limit(rule: Rule) -> str:
-    """Return the key of a rule's limit."""
-    return next(name for name in ("max_rate", "max_count", "max_value") if getattr(rule, name) is not None)
+    return rule.event, rule.min_tokens, rule.metric, rule.statistic, rule.limit
 
 
 _CHECKS: tuple[Callable[[Policy], Iterator[Finding]], ...] = (

@@ -231,3 +231,14 @@ def test_findings_stand_in_the_order_of_the_file() -> None:
         (7, "wide-limit"),
         (10, "old-evidence"),
     ]
+
+
+def test_rules_of_every_kind_are_read() -> None:
+    """A kind of limit that the linter does not know would end it with a traceback."""
+    rate, worse = (
+        {"event": "exact_sentence", "max_rate": 0.05},
+        {"event": "exact_sentence", "versus_baseline": {"margin": 0.05}},
+    )
+    claims = [{"id": name, "claimed_epsilon": {"max": limit}} for name, limit in (("loose", 8), ("tight", 4))]
+    one = policy({"id": "rate"} | rate, {"id": "worse"} | worse, *claims)
+    assert found(one) == [("repeated", ("rules", 4, "claimed_epsilon"))]
