@@ -128,12 +128,16 @@ def _codes() -> Iterator[Entry]:
 def _plugins(results: Results | None) -> Iterator[Entry]:
     """Yield our own plugins, and those of other packages that took part in a run."""
     from leakaudit.plugins.names import own_names
+    from leakaudit.registry import defenses
 
     names = own_names()
     tables = {"attack": names.attacks, "defense": names.defenses, "metric": names.metrics}
+    former = {"defense": {old: now.name for old, now in defenses.renamed.items()}}
     for kind, own in tables.items():
-        for name in sorted(own):
-            yield Entry(_NOUNS[kind], name, partial(_own_plugin, kind, name))
+        before = former.get(kind, {})
+        for name in sorted(own - before.keys()):
+            aliases = tuple(old for old, now in before.items() if now == name)
+            yield Entry(_NOUNS[kind], name, partial(_own_plugin, kind, name), aliases)
     if results is None:
         return
     taken = results.catalogue

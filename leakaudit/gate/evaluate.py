@@ -248,9 +248,9 @@ _UNASKED = (
 
 
 def _asks_what_is_shipped(results: Results, policy: Policy) -> bool:
-    """Return whether a rule at level error looks at the update that the run ships."""
+    """Return whether attacks on the update that the run ships decide a rule at level error."""
     shipped = {SHIPPED, shipped_column(results)}
-    return any(rule.level == "error" and rule.scope.defense in shipped for rule in policy.rules)
+    return any(rule.level == "error" and rule.of_attacks and rule.scope.defense in shipped for rule in policy.rules)
 
 
 def _of_another_defence(results: Results, policy: Policy) -> list[str]:

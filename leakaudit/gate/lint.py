@@ -97,10 +97,10 @@ def lint(
 def _rules(policy: Policy, *, deciding: bool = False) -> Iterator[tuple[Place, Rule]]:
     """Yield each rule with its place.
 
-    `deciding`: only rules at level error on the update that is sent.
+    `deciding`: only rules at level error that attacks on the update that is sent decide.
     """
     for index, rule in enumerate(policy.rules):
-        if not deciding or (rule.level == "error" and rule.scope.defense in _SENT):
+        if not deciding or (rule.level == "error" and rule.of_attacks and rule.scope.defense in _SENT):
             yield ("rules", index), rule
 
 
@@ -325,7 +325,7 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
     for (_, one), (path, other) in combinations(_rules(policy), 2):
         if one.level != other.level or one.scope != other.scope or _question(one) != _question(other):
             continue
-        key = _limit(one)
+        key = one.limit
         kept, looser = sorted((one, other), key=lambda rule: rule.threshold)
         yield Finding(
             "repeated",
@@ -337,12 +337,7 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
 
 def _question(rule: Rule) -> tuple[object, ...]:
     """Return what a rule asks: everything but its limit, and the key of that."""
-    return rule.event, rule.min_tokens, rule.metric, rule.statistic, _limit(rule)
-
-
-def _limit(rule: Rule) -> str:
-    """Return the key of a rule's limit."""
-    return next(name for name in ("max_rate", "max_count", "max_value") if getattr(rule, name) is not None)
+    return rule.event, rule.min_tokens, rule.metric, rule.statistic, rule.limit
 
 
 _CHECKS: tuple[Callable[[Policy], Iterator[Finding]], ...] = (

@@ -122,6 +122,7 @@ def test_a_word_with_two_meanings_gets_both_and_a_kind_chooses() -> None:
     assert "how an attempt ended" in said("error") and "exit code 5" in said("error")
     assert said("143") == said("137") != said("130")
     assert said("exact-match rate") == said("exact"), "a label names its plugin"
+    assert said("clip-difference") == said("clip-noise"), "a former name is read as that of today"
 
 
 def test_an_unknown_word_gets_the_nearest_ones_and_exit_code_2() -> None:

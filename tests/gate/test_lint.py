@@ -231,3 +231,26 @@ def test_findings_stand_in_the_order_of_the_file() -> None:
         (7, "wide-limit"),
         (10, "old-evidence"),
     ]
+
+
+def test_every_kind_of_limit_can_be_checked_twice() -> None:
+    """Wrong: a linter that knows three kinds of limits and ends with a traceback on the others."""
+    twice = [
+        {"id": f"{name}-{number}", **rule}
+        for number in (1, 2)
+        for name, rule in {
+            "worse": {"event": "exact_sentence", "versus_baseline": {"margin": number / 10}},
+            "epsilon": {"claimed_epsilon": {"max": number}},
+        }.items()
+    ]
+    assert [one for one, _ in found(policy(*twice))].count("repeated") == 2
+
+
+def test_a_claimed_epsilon_does_not_look_at_what_is_sent() -> None:
+    """Wrong: a policy whose only attacks are on another defence counts as one on the sent update."""
+    rules = [
+        {"id": "epsilon", "claimed_epsilon": {"max": 8}},
+        {"id": "rate", "event": "exact_sentence", "max_rate": 0.05, "scope": {"defense": "prune"}},
+    ]
+    only = Policy.model_validate({"schema": "leakaudit.policy/1", "name": "p", "rules": rules})
+    assert ("not-shipped", ("rules",)) in found(only)
