@@ -17,9 +17,8 @@ from leakaudit import __version__
 from leakaudit.errors import LeakAuditError
 from leakaudit.files.strict_json import parse_json, read_bounded, short
 from leakaudit.gate.imported import Imported
-from leakaudit.gate.policy import Policy, parse_policy
+from leakaudit.gate.policy import parse_policy
 from leakaudit.gate.policy_source import PolicySource
-from leakaudit.gate.regression import ABSENT, NO_BASELINE, Reference
 from leakaudit.gate.subject import Claim
 from leakaudit.gate.verdict import Verdict, to_json
 from leakaudit.gate.waivers import parse_waivers
@@ -177,7 +176,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         name = bundle.IMPORTED
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
-        reference = reference_in(held[name], results, policy) if name in held else _no_reference(policy)
+        reference = reference_in(held.get(name), name, results, policy)
         name = SUBJECT
         binding = parse_binding(held[name], name) if name in held else None
         name = bundle.VERDICT
@@ -214,10 +213,6 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
 def _source(recorded: Verdict) -> PolicySource | None:
     """Return the commit that the policy is said to come from, unchecked."""
     return PolicySource(recorded.policy_ref, recorded.policy_commit) if recorded.policy_ref else None
-
-
-def _no_reference(policy: Policy) -> Reference:
-    return Reference(problem=f"{Path(policy.baseline.file).name}: {NO_BASELINE}") if policy.compares else ABSENT
 
 
 def _aware(now: datetime) -> datetime:

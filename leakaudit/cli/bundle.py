@@ -108,21 +108,18 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _baseline(judged: Judged, by: Yardstick) -> bytes | None:
-    """Return the bytes of the baseline's file; None if no rule asks for one.
+    """Return the bytes of the baseline's file; None without it or a rule on it.
 
     Raises:
         ResultsError: the baseline is another audit, which a bundle does not hold.
     """
-    if not judged.policy.compares or judged.reference.problem:
+    if not judged.policy.compares:
         return None
-    if not judged.reference.digest:
+    if not judged.reference.problem and not judged.reference.digest:
         raise ResultsError(
             "a bundle holds the file of a baseline, and --baseline names an audit; make the file with `leakaudit baseline set`"
         )
-    from leakaudit.history.reference import baseline_file
-
-    raw = by.baseline_text(judged.policy)
-    return raw if raw is not None else baseline_file(judged.policy, by.files.policy, by.baseline).read_bytes()
+    return by.baseline_text(judged.policy)
 
 
 def _check_full(judged: Judged, policy: Path | None, target: Path) -> None:

@@ -67,7 +67,7 @@ def gate(
         document.unlink()
     now = _time(at) if at else datetime.now(UTC)
     released = read_artifacts(outputs, runs.files[0].parent)
-    verdict = judged_together(runs, by, released, now) if runs.several else _judged(runs.files[0], by, released, now)
+    verdict = _judged(runs, by, released, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
     _write_verdict(verdict, document)
@@ -77,18 +77,21 @@ def gate(
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
-    """Return the verdict on results; ERROR if results or baseline cannot be read.
+def _judged(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
+    """Return the verdict; ERROR if results, baseline or imports cannot be read.
 
     Raises:
         ConfigError: the policy or the waivers are wrong.
     """
     try:
-        return read_judged(file, by, released).verdict(now)
+        if runs.several:
+            return judged_together(runs, by, released, now)
+        return read_judged(runs.files[0], by, released).verdict(now)
     except ResultsError as error:
         from leakaudit.gate.evaluate import unreadable
+        from leakaudit.gate.subject import judged_by
 
-        return unreadable(str(error), by.files.load_policy(), now=now)
+        return judged_by(by.files.source, unreadable(str(error), by.files.load_policy(), now=now))
 
 
 def _write_verdict(verdict: Verdict, document: Path) -> None:

@@ -52,24 +52,25 @@ class Yardstick:
         """Return the baseline of an audit.
 
         Raises:
-            ConfigError: the commit does not hold it.
+            ConfigError: the commit holds no text of a usual size in its place.
             ResultsError: it cannot be read, or was changed.
         """
-        from leakaudit.history.reference import reference_for, reference_in
-
-        raw = self.baseline_text(policy)
-        if raw is None:
-            return reference_for(results, policy, self.files.policy, self.baseline)
-        return reference_in(raw, results, policy)
-
-    def baseline_text(self, policy: Policy) -> bytes | None:
-        """Return the baseline in the commit; None without one, or if no rule asks."""
-        from leakaudit.history.reference import baseline_file
+        from leakaudit.history.reference import baseline_file, reference_for, reference_in
 
         source = self.files.source
         if source is None or self.baseline is not None or not policy.compares:
-            return None
-        return source.read(baseline_file(policy, self.files.policy)).encode()
+            return reference_for(results, policy, self.files.policy, self.baseline)
+        label = source.label(baseline_file(policy, self.files.policy))
+        return reference_in(self.baseline_text(policy), label, results, policy)
+
+    def baseline_text(self, policy: Policy) -> bytes | None:
+        """Return the bytes of the baseline's file; None if there is none."""
+        from leakaudit.history.reference import baseline_file
+
+        file, source = baseline_file(policy, self.files.policy, self.baseline), self.files.source
+        if source is not None and self.baseline is None:
+            return source.read(file).encode() if source.holds(file) else None
+        return file.read_bytes() if file.exists() else None
 
 
 _OPTIONS = (

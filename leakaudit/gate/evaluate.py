@@ -248,7 +248,7 @@ _UNASKED = (
 
 
 def _asks_what_is_shipped(results: Results, policy: Policy) -> bool:
-    """Return whether attacks on the update that the run ships decide a rule at level error."""
+    """Return whether attacks on the shipped update decide a rule at level error."""
     shipped = {SHIPPED, shipped_column(results)}
     return any(rule.level == "error" and rule.of_attacks and rule.scope.defense in shipped for rule in policy.rules)
 

@@ -74,6 +74,17 @@ class PolicySource:
         except UnicodeDecodeError:
             raise ConfigError(f"{label}: is not UTF-8 text") from None
 
+    def holds(self, path: Path) -> bool:
+        """Return whether this commit has a file or a folder of that path."""
+        name = _in_repository(path)
+        if name is None:
+            return False
+        try:
+            git(Path.cwd(), "cat-file", "-e", f"{self.commit}:{name}")
+        except GitError:
+            return False
+        return True
+
     def label(self, path: Path) -> str:
         """Return how messages name a file of this commit."""
         return f"{self.ref}:{path}"

@@ -20,7 +20,7 @@ from leakaudit.gate.pooling import Pool, pool
 from leakaudit.gate.regression import ABSENT, Reference
 from leakaudit.gate.requirements import other_runs
 from leakaudit.gate.rules import Gaps
-from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
+from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject, judged_by, together
 from leakaudit.gate.verdict import PooledRun, Status, Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.keys import NAMES, changed, in_words, keys_of
@@ -93,7 +93,7 @@ def judge_together(
     problems = [*_problems(alone), *_given_differently(given)]
     if problems:
         verdict = unreadable(problems[0], policy, now=now).model_copy(update={"problems": tuple(problems)})
-        return _about(verdict, given, alone, first, {})
+        return _about(judged_by(claim.source, verdict), given, alone, first, {})
     if refusal := _not_poolable(found, policy, despite):
         verdict = unreadable(refusal, policy, now=now).model_copy(
             update={
@@ -104,20 +104,36 @@ def judge_together(
                 "texts_back": sum(alone[number].texts_back for number in first),
             }
         )
-        return _about(verdict, given, alone, first, {})
+        return _about(judged_by(claim.source, verdict), given, alone, first, {})
     joined = pool(found)
-    bounds = [
-        judge_subject(one.results, policy, replace(claim, binding=one.binding))
-        for number, one in enumerate(given)
-        if number in first and one.results is not None
-    ]
+    bound = together(
+        [
+            judge_subject(one.results, policy, replace(claim, binding=one.binding))
+            for number, one in enumerate(given)
+            if number in first and one.results is not None
+        ]
+    )
     gaps = _gaps(found, policy, joined, now)
-    gaps = Gaps((*gaps.sentences, *dict.fromkeys(gap for bound in bounds for gap in bound.gaps)), gaps.broken)
-    reference = reference_of(joined.results)
-    verdict = judge(joined.results, policy, now=now, waivers=waivers, reference=reference, imported=imported, more=gaps)
+    verdict = judge(
+        joined.results,
+        policy,
+        now=now,
+        waivers=waivers,
+        reference=_earlier(reference_of(joined.results), found),
+        imported=imported,
+        more=Gaps((*gaps.sentences, *bound.gaps), gaps.broken),
+        notes=bound.sentences,
+    )
     notes = [*_said(joined, found, policy, len(given)), *_leaks(verdict)]
     verdict = verdict.model_copy(update={"sentence": " ".join([verdict.sentence, *notes])})
-    return _about(verdict, given, alone, first, joined.repeated)
+    return _about(bound.in_verdict(verdict), given, alone, first, joined.repeated)
+
+
+def _earlier(reference: Reference, runs: Sequence[Results]) -> Reference:
+    """Return the baseline, or the problem that it is one of the runs that are judged."""
+    if reference.run not in {run.run.id for run in runs}:
+        return reference
+    return Reference(problem=f"the baseline {reference.run} is one of these runs; name an earlier one")
 
 
 def _about(

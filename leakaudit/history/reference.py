@@ -11,7 +11,7 @@ from leakaudit.gate.controls import trusted
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.regression import ABSENT, NO_BASELINE, Counted, Reference, Seen, counted_of, series_of
-from leakaudit.history.baseline import SEEN, Outcomes, SavedBaseline, load
+from leakaudit.history.baseline import SEEN, Outcomes, SavedBaseline, load, parse
 from leakaudit.history.keys import changed, differences_in_words, keys_of
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Results
@@ -40,14 +40,7 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
         raise ResultsError(f"{given}: no such file or folder; name the baseline's file, or an audit")
     if place.is_dir() or _holds_results(place):
         return reference_of(load_results(place), results, policy)
-    saved = load(place)
-    if saved is None:
-        return Reference(problem=f"{place.name}: {NO_BASELINE}")
-    if not saved.digest:
-        return Reference(
-            problem=f"{place.name} has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
-        )
-    return _of_file(saved, results, policy)
+    return _of_file(load(place), place, results, policy)
 
 
 def baseline_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path:
@@ -80,19 +73,30 @@ def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
     )
 
 
-def reference_in(raw: bytes, results: Results, policy: Policy) -> Reference:
+def reference_in(raw: bytes | None, source: str, results: Results, policy: Policy) -> Reference:
     """Return the baseline in the bytes of its file.
 
+    Args:
+        raw: the bytes; None if there is no such file.
+        source: the file's name in messages.
+        results: the audit that is judged.
+        policy: its policy.
+
     Raises:
-        ValueError: it is no baseline, or was changed after it was written.
+        ResultsError: it is no baseline, or was changed after it was written.
     """
-    saved = SavedBaseline.model_validate(parse_json(raw))
-    if saved.digest != saved.content_digest:
-        raise ValueError("was changed after it was written: its content does not have the digest that it names")
-    return _of_file(saved, results, policy)
+    if not policy.compares:
+        return ABSENT
+    return _of_file(None if raw is None else parse(raw, source), policy.baseline.file, results, policy)
 
 
-def _of_file(saved: SavedBaseline, results: Results, policy: Policy) -> Reference:
+def _of_file(saved: SavedBaseline | None, place: Path, results: Results, policy: Policy) -> Reference:
+    if saved is None:
+        return Reference(problem=f"{place.name}: {NO_BASELINE}")
+    if not saved.digest:
+        return Reference(
+            problem="the baseline has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
+        )
     return Reference(
         run=saved.run,
         results_digest=saved.results_digest,

@@ -234,7 +234,7 @@ def test_findings_stand_in_the_order_of_the_file() -> None:
 
 
 def test_every_kind_of_limit_can_be_checked_twice() -> None:
-    """Wrong: a linter that knows three kinds of limits and ends with a traceback on the others."""
+    """Wrong: a linter that ends with a traceback on a kind of limit."""
     twice = [
         {"id": f"{name}-{number}", **rule}
         for number in (1, 2)
@@ -247,7 +247,7 @@ def test_every_kind_of_limit_can_be_checked_twice() -> None:
 
 
 def test_a_claimed_epsilon_does_not_look_at_what_is_sent() -> None:
-    """Wrong: a policy whose only attacks are on another defence counts as one on the sent update."""
+    """Wrong: no warning where all attacks judge a defence that is not sent."""
     rules = [
         {"id": "epsilon", "claimed_epsilon": {"max": 8}},
         {"id": "rate", "event": "exact_sentence", "max_rate": 0.05, "scope": {"defense": "prune"}},
