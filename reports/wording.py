@@ -95,7 +95,8 @@ def run_in_words(run: PooledRun) -> str:
 
 def confidence_level(verdict: Verdict) -> str:
     """Return the confidence of the bounds, such as `95%`."""
-    return percent(verdict.rules[0].confidence) if verdict.rules else "95%"
+    bounded = [rule for rule in verdict.rules if rule.kind != "claimed_epsilon"]
+    return percent(bounded[0].confidence) if bounded else "95%"
 
 
 def run_time(seconds: float) -> str:
