@@ -30,10 +30,18 @@ LEAKS = "Leaks; the rate is not yet bounded: do not ship."
 """The headline of an INCONCLUSIVE verdict on an update from which whole texts came back."""
 
 
+NOT_BY_ATTACKS = "Do not ship: a number that others state is above what the policy allows."
+"""The same of a FAIL that no attack of the audit brought about: an accountant's epsilon, or another auditor's results."""
+
+
 def meaning(verdict: Verdict) -> str:
     """Return the verdict in a sentence, for a headline."""
-    leaks = verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back
-    return LEAKS if leaks else MEANINGS[verdict.verdict]
+    if verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back:
+        return LEAKS
+    failed = [r for r in verdict.rules if r.level == "error" and r.status is Status.FAIL and not r.waived]
+    if failed and all(rule.imported or rule.kind == "claimed_epsilon" for rule in failed):
+        return NOT_BY_ATTACKS
+    return MEANINGS[verdict.verdict]
 
 
 OUTCOMES = {"search gave up": "in reach, but the search gave up", "out of reach": "not by these attacks"}

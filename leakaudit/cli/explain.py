@@ -20,7 +20,7 @@ from leakaudit.errors import ConfigError
 
 if TYPE_CHECKING:
     from leakaudit.explanation import Explanation, Topic
-    from leakaudit.gate.policy import Policy, Rule
+    from leakaudit.gate.policy import ImportedRule, Policy, Rule
     from leakaudit.results.schema import PluginEntry, Results
 
 
@@ -172,24 +172,28 @@ def _rules(policy: Path | None, results: Results | None) -> Iterator[Entry]:
     from leakaudit.plugins.names import names_for
 
     if policy is None:
-        pairs = built_in()
+        pairs: list[tuple[Policy, Rule | ImportedRule]] = [*built_in()]
     else:
         loaded = load_policy(policy, names_for(results) if results else None)
-        pairs = [(loaded, rule) for rule in loaded.rules]
+        pairs = [(loaded, rule) for rule in (*loaded.rules, *loaded.imported)]
     for of, rule in pairs:
-        yield Entry("rule", rule.id, partial(_rule, of, rule, results))
+        yield Entry("rule", rule.id, partial(_rule, of, policy, rule, results))
 
 
-def _rule(policy: Policy, rule: Rule, results: Results | None) -> Topic:
+def _rule(policy: Policy, file: Path | None, rule: Rule | ImportedRule, results: Results | None) -> Topic:
     """Explain a rule, with what it saw in the results if there are any."""
     from datetime import UTC, datetime
 
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.explained import Seen, rule_topic
+    from leakaudit.history.reference import reference_for
 
     if results is None:
         return rule_topic(policy, rule)
-    return rule_topic(policy, rule, Seen(results, evaluate(results, policy, now=datetime.now(UTC))))
+    reference = reference_for(results, policy, file)
+    return rule_topic(
+        policy, rule, Seen(results, evaluate(results, policy, now=datetime.now(UTC), reference=reference))
+    )
 
 
 def _by_label(entries: Iterable[Entry], asked: str) -> list[Entry]:

@@ -144,7 +144,7 @@ def judge(
             [
                 *_waived_first(rules),
                 deciding.sentence,
-                *(gaps.sentences if deciding.waived else ()),
+                *(gaps.sentences if overall is Status.INCONCLUSIVE is not deciding.status else ()),
                 *_also_came_back(back, deciding, shipped_column(results)),
                 *deciding.reasons,
                 *_of_another_defence(results, policy),
@@ -283,15 +283,14 @@ def _interruption(results: Results) -> list[str]:
 def _overall(rules: Sequence[RuleVerdict], gaps: Gaps) -> tuple[Status, RuleVerdict]:
     """Return the verdict and the rule that decides it.
 
-    That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. Where all are
-    waived, only the evidence as a whole is left, which cannot be waived: a gap in it keeps the verdict from passing.
+    That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. The evidence as a whole
+    cannot be waived: a gap in it keeps the verdict from passing, also where all rules that know of it are waived.
     """
     binding = [rule for rule in rules if rule.level == "error"]
     left = [rule for rule in binding if not rule.waived]
     deciding = min(left or binding, key=_order)
-    if left:
-        return deciding.status, deciding
-    return (Status.INCONCLUSIVE if gaps.sentences else Status.PASS), deciding
+    status = deciding.status if left else Status.PASS
+    return (Status.INCONCLUSIVE if status is Status.PASS and gaps.sentences else status), deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from leakaudit.config.yaml_document import read_text
 from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
 from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import allowed, percent
 from leakaudit.results.schema import Fraction
 from leakaudit.results.wording import counted
 
@@ -204,11 +204,15 @@ def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelt
     if waiver.ceiling is not None and reached > waiver.ceiling:
         return (
             "over its ceiling",
-            f"the rule reached {percent(reached)}, above the ceiling of {percent(waiver.ceiling)}",
+            f"the rule reached {_reached(rule, reached)}, above the ceiling of {percent(waiver.ceiling)}",
         )
     left = waiver.expires - today
     soon = f"; it ends in {counted(left.days, 'day')}" if left <= warn else ""
     return "applies", f"{waiver.owner} accepts it until {waiver.expires}: {waiver.reason}{soon}"
+
+
+def _reached(rule: RuleVerdict, value: float) -> str:
+    return allowed(rule.kind, value) if rule.kind in ("max_count", "claimed_epsilon") else percent(value)
 
 
 def _verdict(waiver: Waiver, state: State, why: str) -> WaiverVerdict:
