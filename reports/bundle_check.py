@@ -81,6 +81,7 @@ def check_bundle(path: Path) -> Checked:
         evidence = _evidence(held)
         found.verdict = evidence.verdict
         found.problems += _about_verdict(held, evidence, versions)
+        found.problems += _about_subject(evidence, versions)
         _compare(found, held, evidence, versions)
     except _BundleProblem as problem:
         found.problems.append(str(problem))
@@ -237,6 +238,13 @@ def _about_verdict(held: Mapping[str, bytes], evidence: Evidence, versions: Mapp
         yield f"The verdict has {counted(len(rules), 'rule')} that the policy does not have."
     if versions.get("judged_at") != real["evaluated_at"]:
         yield f"{bundle.VERSIONS} and {bundle.VERDICT} name different times of judgement."
+
+
+def _about_subject(evidence: Evidence, versions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the files of the run were bound to other results."""
+    binding = evidence.claim.binding
+    if binding is not None and binding.results_digest not in (evidence.results.digest, _origin(versions).get("digest")):
+        yield f"{SUBJECT} is about other results than {bundle.RESULTS}."
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.common import EXISTING, clear_errors, time_of
 from leakaudit.cli.judging import Judged, Yardstick, judging, read_judged
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
@@ -72,7 +72,7 @@ def write(
     target = output or folder / f"{NAME}{'-' + evidence.FULL_TEXT if mode is TextMode.FULL else ''}.zip"
     if mode is TextMode.FULL:
         _check_full(judged, by.files.policy, target)
-    now, allowed = _time(at) if at else _judged_at(folder, judged)
+    now, allowed = (time_of(at).replace(microsecond=0), False) if at else _judged_at(folder, judged)
     results, raw = evidence.shareable(judged.results, read_regular(folder / "results.json"), mode)
     given = evidence.Evidence(
         results=results,
@@ -158,21 +158,18 @@ def _judged_at(folder: Path, judged: Judged) -> tuple[datetime, bool]:
     told = (found.results_sha256, found.policy_digest, found.waivers_digest, [one.digest for one in found.imports])
     waivers = judged.waivers.digest if judged.waivers else ""
     imports = [judged.imported.digest] if judged.imported else []
-    if now is None or told != (judged.sha256, judged.policy.digest, waivers, imports):
-        raise ResultsError(f"{folder}: its verdict.json is about other results, policy, waivers or imports; {todo}")
+    baseline = found.baseline.digest if found.baseline else ""
+    if now is None or (*told, baseline) != (
+        judged.sha256,
+        judged.policy.digest,
+        waivers,
+        imports,
+        judged.reference.digest,
+    ):
+        raise ResultsError(
+            f"{folder}: its verdict.json is about other results, policy, waivers, imports or baseline; {todo}"
+        )
     return now, found.allowed
-
-
-def _time(text: str) -> tuple[datetime, bool]:
-    from datetime import UTC, datetime
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).replace(microsecond=0), False
 
 
 @bundle.command(short_help="Check a zip, and judge its results anew.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import clear_errors
+from leakaudit.cli.common import clear_errors, time_of
 from leakaudit.cli.gate_outputs import Outputs, read_artifacts, with_outputs, write_outputs
 from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.cli.judging import Yardstick, judging, read_judged
@@ -65,7 +65,7 @@ def gate(
     document = runs.document
     with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
         document.unlink()
-    now = _time(at) if at else datetime.now(UTC)
+    now = time_of(at) if at else datetime.now(UTC)
     released = read_artifacts(outputs, runs.files[0].parent)
     verdict = _judged(runs, by, released, now)
     if allow:
@@ -116,20 +116,3 @@ def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:
     from leakaudit.reports.terminal import print_verdict
 
     print_verdict(verdict, quiet=quiet)
-
-
-def _time(text: str) -> datetime:
-    """Return an ISO date or time; without a zone it is in UTC.
-
-    Raises:
-        click.UsageError: it is neither.
-    """
-    from datetime import UTC, datetime
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

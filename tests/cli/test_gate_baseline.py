@@ -279,3 +279,13 @@ def test_a_bundle_with_a_baseline_without_digest_is_consistent() -> None:
     assert run("bundle", "new", "--policy", "rules/policy.yaml", "-o", "b.zip").exit_code == 0
     checked = run("bundle", "verify", "b.zip")
     assert checked.exit_code == 0, checked.output
+
+
+def test_a_bundle_is_not_dated_by_a_verdict_with_another_baseline() -> None:
+    """Wrong: the time of one verdict in a bundle with another one."""
+    assert set_baseline().exit_code == 0
+    judge()
+    write_audit(Path("older"), marked(audit(0, 60), "run-0"))
+    assert set_baseline("older", "--anyway").exit_code == 0
+    done = run("bundle", "new", "--policy", "rules/policy.yaml")
+    assert done.exit_code == 5 and "or baseline" in done.output
