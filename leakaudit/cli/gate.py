@@ -70,9 +70,9 @@ def gate(
     verdict = _judged(runs, by, released, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
-    _write_verdict(verdict, document)
+    kept = _write_verdict(verdict, document) if runs.several or document.parent.is_dir() else True
     _print_verdict(verdict, quiet=quiet, as_json=as_json)
-    written = write_outputs(verdict, by.files, released, outputs)
+    written = write_outputs(verdict, by.files, released, outputs) and (kept or runs.out is None)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
@@ -94,17 +94,18 @@ def _judged(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: date
         return judged_by(by.files.source, unreadable(str(error), by.files.load_policy(), now=now))
 
 
-def _write_verdict(verdict: Verdict, document: Path) -> None:
-    """Write the verdict; say so if that is impossible."""
+def _write_verdict(verdict: Verdict, document: Path) -> bool:
+    """Write the verdict, and return whether that was possible; say so if not."""
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.verdict import to_json
 
     try:
-        if document.parent.is_dir():
-            write_atomic(document, json.dumps(to_json(verdict), indent=1))
+        write_atomic(document, json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         stale = "; the one that is there is of an earlier call" if document.is_file() else ""
         click.echo(f"{document.name} was not written ({error.strerror or type(error).__name__}){stale}", err=True)
+        return False
+    return True
 
 
 def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:
