@@ -124,7 +124,11 @@ class PolicyFiles:
         return default_policy() if self.policy is None else parse_policy(*self._text(self.policy), names)
 
     def load_waivers(self, policy: Policy) -> Waivers | None:
-        """Read the waivers that hold for a policy; see `gate.waivers.waivers_for`."""
+        """Read the waivers that hold for a policy; None if there are none.
+
+        Raises:
+            ConfigError: a file that is named cannot be read, or is wrong.
+        """
         file = waivers_file(policy, self.policy, self.waivers)
         return None if file is None else parse_waivers(*self._text(file), limits_of(policy).max_days)
 

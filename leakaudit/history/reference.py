@@ -138,7 +138,7 @@ def before_setting(results: Results, policy: Policy, place: Path) -> tuple[Refer
     except ResultsError:
         found = ABSENT  # it is written anew
     alone = tuple(rule for rule in policy.rules if rule.versus_baseline is None)
-    first = bool(found.problem) or found.results_digest == results.digest
+    first = bool(found.problem) or found.run == results.run.id
     if first and any(rule.level == "error" for rule in alone):
         return ABSENT, policy.model_copy(update={"rules": alone})
     return found, policy

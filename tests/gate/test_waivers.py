@@ -15,7 +15,7 @@ from leakaudit.cli.gate import gate as gate_command
 from leakaudit.errors import ConfigError
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict
-from leakaudit.gate.waivers import Waivers, load_waivers
+from leakaudit.gate.waivers import Waivers, parse_waivers
 from leakaudit.reports import outputs, redact, render_html
 from leakaudit.reports.wording import NOT_BY_ATTACKS, meaning
 from leakaudit.results.files import to_json, with_digest
@@ -144,7 +144,7 @@ def test_a_waiver_that_says_too_little_is_refused(tmp_path: Path, fields: dict[s
     file = tmp_path / "waivers.yaml"
     file.write_text(json.dumps({"schema": "leakaudit.waivers/1", "waivers": [waiver(**fields)]}))
     with pytest.raises(ConfigError, match=said):
-        load_waivers(file)
+        parse_waivers(file.read_text(), str(file))
 
 
 def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "waivers.yaml"
     file.write_text(json.dumps({"schema": "leakaudit.waivers/1", "waivers": [waiver(), waiver()]}))
     with pytest.raises(ConfigError, match="two waivers are named 'W-1'"):
-        load_waivers(file)
+        parse_waivers(file.read_text(), str(file))
 
 
 def test_every_output_says_that_a_rule_is_waived() -> None:
