@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors, time_of
-from leakaudit.cli.judging import Judged, Yardstick, judging, read_judged
+from leakaudit.cli.judging import TEXT, Judged, Yardstick, judging, read_judged, text_mode
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
 
@@ -41,14 +41,14 @@ def bundle() -> None:
 @bundle.command(short_help="Write the zip.")
 @click.argument("run_dir", type=EXISTING)
 @judging
-@click.option("--text", "text", type=click.Choice(["hash", "masked", "full"]), default="masked", show_default=True)
+@TEXT
 @click.option("--at", metavar="TIME", help="Time of judgement, an ISO date or time; default: that of verdict.json.")
 @click.option("-o", "--output", type=EXISTING, help=f"The zip; default: {NAME}.zip in RUN_DIR.")
 @click.option("--allow-full-in-ci", is_flag=True, help="Allow --text full if the variable CI is set.")
 @clear_errors
 def write(
     run_dir: Path,
-    text: str,
+    text: str | None,
     at: str | None,
     output: Path | None,
     allow_full_in_ci: bool,
@@ -66,8 +66,8 @@ def write(
     from leakaudit.results.journal import load_journal
     from leakaudit.results.schema import TextMode
 
-    mode = TextMode(text)
     judged = read_judged(run_dir, by)
+    mode = text_mode(text, judged.policy)
     folder = run_dir if run_dir.is_dir() else run_dir.parent
     target = output or folder / f"{NAME}{'-' + evidence.FULL_TEXT if mode is TextMode.FULL else ''}.zip"
     if mode is TextMode.FULL:

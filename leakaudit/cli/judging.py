@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leakaudit.gate.subject import Claim
     from leakaudit.gate.verdict import Verdict
     from leakaudit.gate.waivers import Waivers
-    from leakaudit.results.schema import Artifact, Results
+    from leakaudit.results.schema import Artifact, Results, TextMode
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,22 @@ _OPTIONS = (
         "--memaudit", type=EXISTING, help="Report of memaudit, for the rules under `imported:` of the policy."
     ),
 )
+
+
+TEXT = click.option(
+    "--text",
+    type=click.Choice(["hash", "masked", "full"]),
+    help="How much text to show; default: that of the policy (`report.text`), but full only if it is asked for here.",
+)
+
+
+def text_mode(asked: str | None, policy: Policy) -> TextMode:
+    """Return the text mode that is asked for, else the policy's, but not full."""
+    from leakaudit.results.schema import TextMode
+
+    if asked is not None:
+        return TextMode(asked)
+    return TextMode.MASKED if policy.report.text is TextMode.FULL else policy.report.text
 
 
 def judging(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ That is the artefacts, the base model, the data, the code, and the policy with w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -74,8 +74,9 @@ def judged_by(source: PolicySource | None, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"policy_ref": source.ref, "policy_commit": source.commit})
 
 
-def together(bounds: Sequence[Bound]) -> Bound:
+def together(of_runs: Mapping[str, Bound]) -> Bound:
     """Return what several runs are bound to: what all of them say."""
+    bounds = list(of_runs.values())
     about = [one.about for one in bounds]
     return Bound(
         about=About(
@@ -92,9 +93,16 @@ def together(bounds: Sequence[Bound]) -> Bound:
         policy_changed=any(one.policy_changed for one in bounds),
         source=bounds[0].source,
         problems=tuple(dict.fromkeys(said for one in bounds for said in one.problems)),
-        gaps=tuple(dict.fromkeys(said for one in bounds for said in one.gaps)),
-        sentences=tuple(dict.fromkeys(said for one in bounds for said in one.sentences)),
+        gaps=tuple(_of_runs({run: one.gaps for run, one in of_runs.items()})),
+        sentences=tuple(_of_runs({run: one.sentences for run, one in of_runs.items()})),
     )
+
+
+def _of_runs(said: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield each sentence once, with the name of its run unless it is true of all."""
+    for sentence in dict.fromkeys(one for own in said.values() for one in own):
+        runs = [run for run, own in said.items() if sentence in own]
+        yield sentence if len(runs) == len(said) else f"Run {', '.join(runs)}: {sentence}"
 
 
 def _common(values: Sequence[Value], unsaid: Value) -> Value:

@@ -107,11 +107,11 @@ def judge_together(
         return _about(judged_by(claim.source, verdict), given, alone, first, {})
     joined = pool(found)
     bound = together(
-        [
-            judge_subject(one.results, policy, replace(claim, binding=one.binding))
+        {
+            one.results.run.id: judge_subject(one.results, policy, replace(claim, binding=one.binding))
             for number, one in enumerate(given)
             if number in first and one.results is not None
-        ]
+        }
     )
     gaps = _gaps(found, policy, joined, now)
     verdict = judge(
@@ -192,7 +192,7 @@ def _given_differently(given: Sequence[Given]) -> Iterator[str]:
 
 def _not_poolable(runs: Sequence[Results], policy: Policy, despite: Collection[str]) -> str:
     """Return why runs cannot be pooled, with the values that differ; else empty."""
-    keys = {run.run.id: keys_of(run, policy) for run in runs}
+    keys = _keys_of(runs, policy)
     start = keys[runs[0].run.id]
     names = {name for own in keys.values() for name in changed(start, own)} - {*despite}
     said = [
@@ -207,6 +207,15 @@ def _not_poolable(runs: Sequence[Results], policy: Policy, despite: Collection[s
     if said and not always:
         always = [f"If they are to count together all the same, add {hint}."]
     return " ".join(["These runs cannot be pooled.", *said, *always])
+
+
+def _keys_of(runs: Sequence[Results], policy: Policy) -> dict[str, dict[str, str]]:
+    """Return run -> comparability keys.
+
+    A run that does not name its data set may have that of the others, so the names are compared only where two are given.
+    """
+    named = len({run.subject.data for run in runs if run.subject.data}) > 1
+    return {run.run.id: keys_of(run, policy, run.subject.data if named else "") for run in runs}
 
 
 def _never_alike(runs: Sequence[Results]) -> Iterator[str]:
@@ -270,8 +279,9 @@ def _gaps(runs: Sequence[Results], policy: Policy, joined: Pool, now: datetime) 
 
 def _said(joined: Pool, runs: Sequence[Results], policy: Policy, given: int) -> Iterator[str]:
     """Yield sentences on what was pooled, and on what was not counted."""
-    start = keys_of(runs[0], policy)
-    differ = [name for name in NAMES if any(name in changed(start, keys_of(run, policy)) for run in runs)]
+    keys = _keys_of(runs, policy)
+    start = keys[runs[0].run.id]
+    differ = [name for name in NAMES if any(name in changed(start, own) for own in keys.values())]
     of = counted(len(runs), "run")
     yield f"{of} judged together: {counted(len(joined.results.steps), 'step')}."
     if again := given - len(runs):
@@ -281,8 +291,8 @@ def _said(joined: Pool, runs: Sequence[Results], policy: Policy, given: int) -> 
         yield f"{counted(repeats, 'step')} {verb} not count again."
     if differ:
         yield f"They were pooled although they differ in {in_words(differ)}."
-    if len(runs) > 1:
-        yield "Results do not name their data set; these are pooled as if it were the same."
+    if len(runs) > 1 and not all(run.subject.data for run in runs):
+        yield "Not every run names its data set; these are pooled as if it were the same."
     if (commits := len({run.subject.code_commit for run in runs} - {None})) > 1:
         yield f"They are of {commits} commits of the code."
     if not joined.paired and len(runs) > 1:

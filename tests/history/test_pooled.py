@@ -336,3 +336,16 @@ def test_the_verdict_is_one_json_document() -> None:
         "sentence",
     }
     assert document["results_sha256"] is None and document["run"] == "6 runs"
+
+
+def test_runs_on_data_of_two_names_are_not_pooled() -> None:
+    """Wrong: clean steps on one data set let the leaks on another one pass."""
+    first, second, unnamed = small_runs(3, 30)
+    named = [
+        with_digest(run.model_copy(update={"subject": run.subject.model_copy(update={"data": name})}))
+        for run, name in ((first, "notes"), (second, "letters"))
+    ]
+    refused = together([*named, unnamed])
+    assert refused.verdict is Status.INCONCLUSIVE and "They differ in the data set" in refused.sentence
+    assert together(named, despite=("data",)).verdict is Status.PASS
+    assert together([named[0], unnamed]).verdict is Status.PASS, "it may be the same"

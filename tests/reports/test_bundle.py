@@ -360,3 +360,21 @@ def test_a_time_that_is_none_in_utc_is_refused(command: str, clean: Path) -> Non
     """Wrong: a traceback at the end of the calendar."""
     done = called(command, clean.parent, "--at", "9999-12-31T23:59-11:00")
     assert done.exit_code == 2 and "is no ISO date or time" in done.output
+
+
+@pytest.mark.parametrize(("asked", "mode"), [("hash", "hash"), ("masked", "masked"), ("full", "masked")])
+def test_without_an_option_the_policy_says_how_much_text_is_shown(asked: str, mode: str, tmp_path: Path) -> None:
+    """Wrong: patterns of texts where the policy asks for hashes, or texts that nobody asked for."""
+    folder = filled(tmp_path / "run", SITUATIONS["clean"])
+    policy = folder / "policy.yaml"
+    policy.write_text(POLICY + f"report: {{text: {asked}, allow_full: true}}\n")
+    file = written(folder, "--policy", policy, *AT)
+    assert json.loads(content(file)[bundle.VERSIONS])["text"] == mode and not check_bundle(file).problems
+    done = called("report", folder, "--policy", policy)
+    assert done.exit_code == 0 and ("HASHES ONLY" in (folder / "report.html").read_text()) == (mode == "hash")
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(clean: Path) -> None:
+    """Wrong: a traceback."""
+    done = called("report", clean.parent, "-o", clean.parent / "nowhere" / "r.html")
+    assert done.exit_code == 5 and "r.html: was not written" in done.output
