@@ -313,7 +313,7 @@ def _alternatives(
 
     A defence of the update changes nothing about the rules `of_others`.
     """
-    if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
+    if not any(rule.scope.defense == SHIPPED and rule.level == "error" and rule.of_attacks for rule in policy.rules):
         return
     for defense in index.of_defense:
         if defense in (OBSERVED, shipped_column(results)):

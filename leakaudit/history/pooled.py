@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from leakaudit.gate.controls import judge_age, judge_controls
+from leakaudit.gate.coverage import another_adversary
 from leakaudit.gate.evaluate import evaluate, judge, unreadable
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.pooling import Pool, pool
 from leakaudit.gate.regression import ABSENT, Reference
 from leakaudit.gate.requirements import other_runs
-from leakaudit.gate.rules import Gaps
+from leakaudit.gate.rules import Gaps, unclaimed
 from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject, judged_by, together
 from leakaudit.gate.verdict import PooledRun, Status, Verdict
 from leakaudit.gate.waivers import Waivers
@@ -263,6 +264,9 @@ def _gaps(runs: Sequence[Results], policy: Policy, joined: Pool, now: datetime) 
     old = [run.run.id for run in runs if judge_age(run, policy, now)[1]]
     if old:
         found.append(f"The age of {_named(old)} is more than the policy allows, or unknown.")
+    for run in runs:
+        own = (*another_adversary(run, policy.requires.threat_model), *unclaimed(run, policy))
+        found += [f"Run {run.run.id}: {sentence}" for sentence in own]
     broken = []
     seeing = {kind for kind, own in joined.results.controls.kinds.items() if own.k}
     for run in runs:

@@ -164,3 +164,12 @@ def test_a_claim_is_no_look_at_what_is_shipped() -> None:
     both = judge(found, other, CLAIM)
     assert both.verdict is Status.INCONCLUSIVE
     assert "No rule at level error looks at the update that the run ships" in both.sentence
+
+
+def test_no_defence_is_recommended_by_an_accountant_alone() -> None:
+    """Wrong: a defence that passes because no rule asks what attacks read under it."""
+    other = RATE | {"scope": {"defense": "prune"}}
+    computed = changed(defense="dp", origin="computed")
+    tried = [attempt(n, defense=one, leaks=one != "prune") for n in range(60) for one in ("none", "prune", "dp")]
+    found = judge(results([step(n) for n in range(60)], tried, privacy=(computed,)), other, CLAIM)
+    assert not found.alternatives and found.way_out is not None and not found.way_out.defense

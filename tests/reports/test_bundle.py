@@ -364,7 +364,7 @@ def test_a_time_that_is_none_in_utc_is_refused(command: str, clean: Path) -> Non
 
 @pytest.mark.parametrize(("asked", "mode"), [("hash", "hash"), ("masked", "masked"), ("full", "masked")])
 def test_without_an_option_the_policy_says_how_much_text_is_shown(asked: str, mode: str, tmp_path: Path) -> None:
-    """Wrong: patterns of texts where the policy asks for hashes, or texts that nobody asked for."""
+    """Wrong: patterns where the policy asks for hashes, or texts unasked."""
     folder = filled(tmp_path / "run", SITUATIONS["clean"])
     policy = folder / "policy.yaml"
     policy.write_text(POLICY + f"report: {{text: {asked}, allow_full: true}}\n")
