@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +64,10 @@ def gate(
     from datetime import UTC, datetime
 
     document = runs.document
-    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
-        document.unlink()
+    _refuse_to_overwrite({"--out": runs.out, **outputs.files}, (*by.named, *runs.files, *outputs.artifacts))
+    for earlier in filter(None, (document, outputs.svr)):
+        with suppress(OSError):  # what an earlier call found is not what this one finds, whatever happens below
+            earlier.unlink()
     now = time_of(at) if at else datetime.now(UTC)
     released = read_artifacts(outputs, runs.files[0].parent)
     verdict = _judged(runs, by, released, now)
@@ -75,6 +78,18 @@ def gate(
     written = write_outputs(verdict, by.files, released, outputs) and (kept or runs.out is None)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
+
+
+def _refuse_to_overwrite(written: Mapping[str, Path | None], read: Iterable[Path]) -> None:
+    """Refuse to write a file that is read.
+
+    Raises:
+        click.UsageError: there is one.
+    """
+    taken = {path.resolve() for path in read}
+    for option, file in written.items():
+        if file is not None and file.resolve() in taken:
+            raise click.UsageError(f"{option} {file}: this file is read here; name another one to write")
 
 
 def _judged(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:

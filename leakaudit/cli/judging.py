@@ -37,6 +37,11 @@ class Yardstick:
     memaudit: Path | None = None
     """Report of memaudit, which the rules under `imported:` of the policy judge."""
 
+    @property
+    def named(self) -> tuple[Path, ...]:
+        """The files that the caller names."""
+        return tuple(filter(None, (self.policy, self.waivers, self.baseline, self.memaudit)))
+
     @cached_property
     def files(self) -> PolicyFiles:
         """Policy and waivers, in the working folder or in the commit.

@@ -378,6 +378,9 @@ def test_a_verification_result_is_written_on_pass_only(run: Path) -> None:
     Path("results.json").write_text(json.dumps(to_json(with_digest(SITUATIONS["leaks"]))))
     done = called(*asked)
     assert done.exit_code == 3 and not Path("svr.json").exists() and "the verdict is FAIL" in done.output
+    Path("svr.json").write_text("of an earlier PASS")
+    Path("policy.yaml").write_text("rules: 5")
+    assert called(*asked).exit_code == 2 and not Path("svr.json").exists(), "a wrong policy is no PASS either"
 
 
 @pytest.mark.parametrize(
