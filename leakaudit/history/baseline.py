@@ -103,14 +103,14 @@ def baseline_of(results: Results, policy: Policy, verdict: Verdict, data: str = 
         results: the audit.
         policy: the policy that judged it.
         verdict: its verdict.
-        data: name of the data set, or a mark of it, as nights record it.
+        data: name of the data set, or a mark of it, as nights record it; empty for the name in the results.
     """
     return SavedBaseline(
         run=results.run.id,
         results_digest=results.digest or "",
         set_at=verdict.evaluated_at,
         verdict=verdict.verdict,
-        keys=keys_of(results, policy, data),
+        keys=keys_of(results, policy, data or results.subject.data),
         rates=rates_of(results, policy),
         pairing=results.run.pairing,
         batches=tuple(step.batch for step in results.steps),

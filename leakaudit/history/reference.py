@@ -16,9 +16,8 @@ from leakaudit.history.keys import changed, differences_in_words, keys_of
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Results
 
-NOT_COMPARED = frozenset({"policy", "data"})
-"""Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter. `data`:
-results do not name their data set."""
+NOT_COMPARED = frozenset({"policy"})
+"""Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter."""
 
 
 def reference_for(results: Results, policy: Policy, policy_file: Path | None, given: Path | None = None) -> Reference:
@@ -69,7 +68,7 @@ def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
         results_digest=base.digest or "",
         pairing=base.run.pairing,
         series=series,
-        differs=_differs(keys_of(base, policy), keys_of(results, policy)),
+        differs=_differs(keys_of(base, policy, base.subject.data), results, policy),
     )
 
 
@@ -103,7 +102,7 @@ def _of_file(saved: SavedBaseline | None, place: Path, results: Results, policy:
         digest=saved.digest,
         pairing=saved.pairing,
         series={one.series: _counted(saved, one) for one in saved.outcomes},
-        differs=_differs(saved.keys, keys_of(results, policy)),
+        differs=_differs(saved.keys, results, policy),
     )
 
 
@@ -116,9 +115,14 @@ def _counted(saved: SavedBaseline, found: Outcomes) -> Counted:
     return Counted(tuple(seen for _, seen in steps), once)
 
 
-def _differs(base: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Return the keys that differ, in words with both values; empty if none does."""
-    names = [name for name in changed(base, new) if name not in NOT_COMPARED]
+def _differs(base: Mapping[str, str], results: Results, policy: Policy) -> str:
+    """Return the keys that differ, in words with both values; empty if none does.
+
+    Data sets are compared only where both have a name: one without a name may be the same.
+    """
+    new = keys_of(results, policy, results.subject.data)
+    named = base.get("data") and new["data"]
+    names = [name for name in changed(base, new) if name not in NOT_COMPARED and (name != "data" or named)]
     return f"they differ in {differences_in_words(names, base, new)}" if names else ""
 
 

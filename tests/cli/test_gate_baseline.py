@@ -289,3 +289,20 @@ def test_a_bundle_is_not_dated_by_a_verdict_with_another_baseline() -> None:
     assert set_baseline("older", "--anyway").exit_code == 0
     done = run("bundle", "new", "--policy", "rules/policy.yaml")
     assert done.exit_code == 5 and "or baseline" in done.output
+
+
+def of_data(name: str, run_id: str) -> Results:
+    """Return an audit that names its data set."""
+    found = marked(audit(3, 57), run_id)
+    return changed(found, subject=found.subject.model_copy(update={"data": name}))
+
+
+def test_an_audit_of_another_data_set_is_not_compared() -> None:
+    """Wrong: no worse than a baseline on other data."""
+    write_audit(Path("old"), of_data("notes", "run-1"))
+    assert "has no name here" not in set_baseline().output, "the results name it"
+    done, _ = judge(of_data("letters", "run-2"))
+    assert done.exit_code == 4 and "they differ in the data set" in " ".join(done.stdout.split())
+    assert judge(of_data("letters", "run-2"), "--baseline", "old")[0].exit_code == 4
+    assert judge(of_data("notes", "run-2"))[0].exit_code == 0
+    assert judge(marked(audit(3, 57), "run-2"))[0].exit_code == 0, "it may be the same"

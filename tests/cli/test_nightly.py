@@ -396,7 +396,7 @@ def test_a_night_worse_than_the_baseline_fails(place: Path) -> None:
     clean = tuple(
         rate.model_copy(update={"k": 0, "fresh_k": 0, "n": 200, "fresh_n": 200}) for rate in rates_of(results, own)
     )
-    save(saved.model_copy(update={"keys": keys, "rates": clean}), place / "leakaudit.baseline.json")
+    save(saved.model_copy(update={"keys": keys, "rates": clean}).with_digest(), place / "leakaudit.baseline.json")
     done = night(place, SECOND)
     two = history(place).records[1]
     assert (done.exit_code, two.worse, two.baseline) == (3, True, saved.run)
