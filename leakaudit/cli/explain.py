@@ -43,7 +43,7 @@ class Entry:
         return bare(word) in [*names, *(bare(self.kind) + name for name in names)]
 
 
-@click.command(short_help="Explain a rule, an exit code, an attack, a metric ...")
+@click.command(short_help="Explain a rule, an exit code, a plugin or a word.")
 @click.argument("word", nargs=-1)
 @click.option("--policy", type=EXISTING, help="YAML policy of the rule; default: the built-in ones.")
 @click.option(

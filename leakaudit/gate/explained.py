@@ -222,7 +222,7 @@ def _seen(rule: Rule | ImportedRule, policy: Policy, seen: Seen) -> list[tuple[s
         return [("In this run", problem), ("What to do", "`leakaudit explain exit-code 5` says what to do.")]
     reasons = list(found.reasons)[:_MOST_REASONS]
     more = len(found.reasons) - len(reasons)
-    reasons += [f"({counted(more, 'more reason')} in the report.)"] if more else []
+    reasons += [f"({counted(more, 'more reason')} in the report)"] if more else []
     said = [ended(one) for one in (found.sentence, *reasons)]
     word = "WARN" if found.word == "WARN" else found.status.value
     return [("In this run", " ".join([f"{word}.", *said])), ("What to do", _next(found, policy, seen))]
