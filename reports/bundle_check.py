@@ -17,9 +17,8 @@ from leakaudit import __version__
 from leakaudit.errors import LeakAuditError
 from leakaudit.files.strict_json import parse_json, read_bounded, short
 from leakaudit.gate.imported import Imported
-from leakaudit.gate.policy import Policy, parse_policy
+from leakaudit.gate.policy import parse_policy
 from leakaudit.gate.policy_source import PolicySource
-from leakaudit.gate.regression import ABSENT, NO_BASELINE, Reference
 from leakaudit.gate.subject import Claim
 from leakaudit.gate.verdict import Verdict, to_json
 from leakaudit.gate.waivers import parse_waivers
@@ -82,6 +81,7 @@ def check_bundle(path: Path) -> Checked:
         evidence = _evidence(held)
         found.verdict = evidence.verdict
         found.problems += _about_verdict(held, evidence, versions)
+        found.problems += _about_subject(evidence, versions)
         _compare(found, held, evidence, versions)
     except _BundleProblem as problem:
         found.problems.append(str(problem))
@@ -177,7 +177,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         name = bundle.IMPORTED
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
-        reference = reference_in(held[name], results, policy) if name in held else _no_reference(policy)
+        reference = reference_in(held.get(name), name, results, policy)
         name = SUBJECT
         binding = parse_binding(held[name], name) if name in held else None
         name = bundle.VERDICT
@@ -216,10 +216,6 @@ def _source(recorded: Verdict) -> PolicySource | None:
     return PolicySource(recorded.policy_ref, recorded.policy_commit) if recorded.policy_ref else None
 
 
-def _no_reference(policy: Policy) -> Reference:
-    return Reference(problem=f"{Path(policy.baseline.file).name}: {NO_BASELINE}") if policy.compares else ABSENT
-
-
 def _aware(now: datetime) -> datetime:
     if now.tzinfo is None:
         raise _BundleProblem(f"{bundle.VERDICT} does not say in which time zone it was judged.")
@@ -242,6 +238,13 @@ def _about_verdict(held: Mapping[str, bytes], evidence: Evidence, versions: Mapp
         yield f"The verdict has {counted(len(rules), 'rule')} that the policy does not have."
     if versions.get("judged_at") != real["evaluated_at"]:
         yield f"{bundle.VERSIONS} and {bundle.VERDICT} name different times of judgement."
+
+
+def _about_subject(evidence: Evidence, versions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the files of the run were bound to other results."""
+    binding = evidence.claim.binding
+    if binding is not None and binding.results_digest not in (evidence.results.digest, _origin(versions).get("digest")):
+        yield f"{SUBJECT} is about other results than {bundle.RESULTS}."
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -38,12 +38,19 @@ LEAKS = "Leaks; the rate is not yet bounded: do not ship."
 """The headline of an INCONCLUSIVE verdict on an update from which whole texts came back."""
 
 
+NOT_BY_ATTACKS = "Do not ship: a number that others state is above what the policy allows."
+"""The same of a FAIL that no attack of the audit brought about: an accountant's epsilon, or another auditor's results."""
+
+
 def meaning(verdict: Verdict) -> str:
     """Return the verdict in a sentence, for a headline."""
     if verdict.verdict is Status.INCONCLUSIVE and verdict.texts_back:
         return LEAKS
     if verdict.verdict is Status.PASS and by_waiver(verdict):
         return WAIVED
+    failed = [r for r in verdict.rules if r.level == "error" and r.status is Status.FAIL and not r.waived]
+    if failed and all(rule.imported or rule.kind == "claimed_epsilon" for rule in failed):
+        return NOT_BY_ATTACKS
     return WORSE if worse_than_baseline(verdict) else MEANINGS[verdict.verdict]
 
 
@@ -117,7 +124,8 @@ def run_in_words(run: PooledRun) -> str:
 
 def confidence_level(verdict: Verdict) -> str:
     """Return the confidence of the bounds, such as `95%`."""
-    return percent(verdict.rules[0].confidence) if verdict.rules else "95%"
+    bounded = [rule for rule in verdict.rules if rule.kind != "claimed_epsilon"]
+    return percent(bounded[0].confidence) if bounded else "95%"
 
 
 def run_time(seconds: float) -> str:

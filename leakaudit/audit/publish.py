@@ -40,12 +40,12 @@ def red_line_of(results: Results, config: AuditConfig, now: datetime) -> RedLine
     """
     from leakaudit.gate.early import red_lines
     from leakaudit.gate.evaluate import evaluate
-    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.gate.verdict import Status
     from leakaudit.plugins.names import names_for, registered_names
 
     names = names_for(results) | registered_names()
-    policy = load_policy(config.policy, names) if config.policy else default_policy()
+    policy = PolicyFiles(config.policy).load_policy(names)
     red = red_lines(policy)
     crossed = (
         rule
@@ -69,10 +69,9 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
             `results.json` is written.
     """
     from leakaudit.gate.evaluate import evaluate
-    from leakaudit.gate.policy import default_policy, load_policy
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.gate.regression import Reference
     from leakaudit.gate.verdict import to_json as verdict_json
-    from leakaudit.gate.waivers import waivers_for
     from leakaudit.history.reference import reference_for
     from leakaudit.plugins.names import names_for, registered_names
     from leakaudit.reports.page import write_report
@@ -80,7 +79,8 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     text = json.dumps(to_json(results), indent=1, ensure_ascii=False, allow_nan=False)
     write_atomic(folder / "results.json", text)
     names = names_for(results) | registered_names()
-    policy = load_policy(config.policy, names) if config.policy else default_policy()
+    files = PolicyFiles(config.policy)
+    policy = files.load_policy(names)
     now = datetime.now(UTC)
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
@@ -88,7 +88,7 @@ def publish(folder: Path, results: Results, config: AuditConfig) -> None:
     except ResultsError:  # the audit is done, so the other rules are judged
         reference = Reference(problem="the baseline's file cannot be read, or was changed after it was written")
     verdict = evaluate(
-        results, policy, now=now, results_sha256=digest, waivers=waivers_for(policy, config.policy), reference=reference
+        results, policy, now=now, results_sha256=digest, waivers=files.load_waivers(policy), reference=reference
     )
     write_atomic(folder / "verdict.json", json.dumps(verdict_json(verdict), indent=1))
     write_report(folder, config.text, now=now, policy=policy, verdict=verdict, allow_full=config.allow_full)

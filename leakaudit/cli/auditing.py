@@ -51,11 +51,11 @@ RESUME_HELP = (
 
 def check_policy(path: Path) -> None:
     """Refuse a wrong policy, or wrong waivers of it, before the attacks start."""
-    from leakaudit.gate.policy import load_policy
-    from leakaudit.gate.waivers import waivers_for
+    from leakaudit.gate.policy_source import PolicyFiles
     from leakaudit.plugins.names import registered_names
 
-    waivers_for(load_policy(path, registered_names()), path)
+    files = PolicyFiles(path)
+    files.load_waivers(files.load_policy(registered_names()))
 
 
 @dataclass(frozen=True)

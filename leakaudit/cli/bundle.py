@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import EXISTING, clear_errors
-from leakaudit.cli.judging import Judged, Yardstick, judging, read_judged
+from leakaudit.cli.common import EXISTING, clear_errors, time_of
+from leakaudit.cli.judging import TEXT, Judged, Yardstick, judging, read_judged, text_mode
 from leakaudit.errors import ConfigError, RedactionError, ResultsError
 from leakaudit.exit_codes import ExitCode
 
@@ -41,14 +41,7 @@ def bundle() -> None:
 @bundle.command(short_help="Write the zip.")
 @click.argument("run_dir", type=EXISTING)
 @judging
-@click.option(
-    "--text",
-    "text",
-    type=click.Choice(["hash", "masked", "full"]),
-    default="masked",
-    show_default=True,
-    help="Text in the report. hash: none. masked: which parts came back, no characters. full: the text itself.",
-)
+@TEXT
 @click.option(
     "--at", metavar="TIME", help="Judge as if it were this ISO date or time; default: the time of verdict.json."
 )
@@ -57,7 +50,7 @@ def bundle() -> None:
 @clear_errors
 def write(
     run_dir: Path,
-    text: str,
+    text: str | None,
     at: str | None,
     output: Path | None,
     allow_full_in_ci: bool,
@@ -76,13 +69,13 @@ def write(
     from leakaudit.results.journal import load_journal
     from leakaudit.results.schema import TextMode
 
-    mode = TextMode(text)
     judged = read_judged(run_dir, by)
+    mode = text_mode(text, judged.policy)
     folder = run_dir if run_dir.is_dir() else run_dir.parent
     target = output or folder / f"{NAME}{'-' + evidence.FULL_TEXT if mode is TextMode.FULL else ''}.zip"
     if mode is TextMode.FULL:
         _check_full(judged, by.files.policy, target)
-    now, allowed = _time(at) if at else _judged_at(folder, judged)
+    now, allowed = (time_of(at).replace(microsecond=0), False) if at else _judged_at(folder, judged)
     results, raw = evidence.shareable(judged.results, read_regular(folder / "results.json"), mode)
     given = evidence.Evidence(
         results=results,
@@ -118,21 +111,18 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _baseline(judged: Judged, by: Yardstick) -> bytes | None:
-    """Return the bytes of the baseline's file; None if no rule asks for one.
+    """Return the bytes of the baseline's file; None without it or a rule on it.
 
     Raises:
         ResultsError: the baseline is another audit, which a bundle does not hold.
     """
-    if not judged.policy.compares or judged.reference.problem:
+    if not judged.policy.compares:
         return None
-    if not judged.reference.digest:
+    if not judged.reference.problem and not judged.reference.digest:
         raise ResultsError(
             "a bundle holds the file of a baseline, and --baseline names an audit; make the file with `leakaudit baseline set`"
         )
-    from leakaudit.history.reference import baseline_file
-
-    raw = by.baseline_text(judged.policy)
-    return raw if raw is not None else baseline_file(judged.policy, by.files.policy, by.baseline).read_bytes()
+    return by.baseline_text(judged.policy)
 
 
 def _check_full(judged: Judged, policy: Path | None, target: Path) -> None:
@@ -171,21 +161,18 @@ def _judged_at(folder: Path, judged: Judged) -> tuple[datetime, bool]:
     told = (found.results_sha256, found.policy_digest, found.waivers_digest, [one.digest for one in found.imports])
     waivers = judged.waivers.digest if judged.waivers else ""
     imports = [judged.imported.digest] if judged.imported else []
-    if now is None or told != (judged.sha256, judged.policy.digest, waivers, imports):
-        raise ResultsError(f"{folder}: its verdict.json is about other results, policy, waivers or imports; {todo}")
+    baseline = found.baseline.digest if found.baseline else ""
+    if now is None or (*told, baseline) != (
+        judged.sha256,
+        judged.policy.digest,
+        waivers,
+        imports,
+        judged.reference.digest,
+    ):
+        raise ResultsError(
+            f"{folder}: its verdict.json is about other results, policy, waivers, imports or baseline; {todo}"
+        )
     return now, found.allowed
-
-
-def _time(text: str) -> tuple[datetime, bool]:
-    from datetime import UTC, datetime
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).replace(microsecond=0), False
 
 
 @bundle.command(short_help="Check a zip, and judge its results anew.")

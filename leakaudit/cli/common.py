@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -38,6 +39,21 @@ FACTORY_HELP = (
     "Class or function of your own code that makes the model of the snapshots (`rebuilt_by`); nothing else is imported for them. "
     "May be given several times."
 )
+
+
+def time_of(text: str) -> datetime:
+    """Return the ISO date or time of `--at`; without a zone it is in UTC.
+
+    Raises:
+        click.UsageError: it is neither.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise click.UsageError(
+            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
+        ) from None
 
 
 def say(line: str) -> None:

@@ -20,7 +20,7 @@ from leakaudit.errors import ConfigError
 
 if TYPE_CHECKING:
     from leakaudit.explanation import Explanation, Topic
-    from leakaudit.gate.policy import Policy, Rule
+    from leakaudit.gate.policy import ImportedRule, Policy, Rule
     from leakaudit.results.schema import PluginEntry, Results
 
 
@@ -128,12 +128,16 @@ def _codes() -> Iterator[Entry]:
 def _plugins(results: Results | None) -> Iterator[Entry]:
     """Yield our own plugins, and those of other packages that took part in a run."""
     from leakaudit.plugins.names import own_names
+    from leakaudit.registry import defenses
 
     names = own_names()
     tables = {"attack": names.attacks, "defense": names.defenses, "metric": names.metrics}
+    former = {"defense": {old: now.name for old, now in defenses.renamed.items()}}
     for kind, own in tables.items():
-        for name in sorted(own):
-            yield Entry(_NOUNS[kind], name, partial(_own_plugin, kind, name))
+        before = former.get(kind, {})
+        for name in sorted(own - before.keys()):
+            aliases = tuple(old for old, now in before.items() if now == name)
+            yield Entry(_NOUNS[kind], name, partial(_own_plugin, kind, name), aliases)
     if results is None:
         return
     taken = results.catalogue
@@ -168,24 +172,28 @@ def _rules(policy: Path | None, results: Results | None) -> Iterator[Entry]:
     from leakaudit.plugins.names import names_for
 
     if policy is None:
-        pairs = built_in()
+        pairs: list[tuple[Policy, Rule | ImportedRule]] = [*built_in()]
     else:
         loaded = load_policy(policy, names_for(results) if results else None)
-        pairs = [(loaded, rule) for rule in loaded.rules]
+        pairs = [*((loaded, rule) for rule in loaded.rules), *((loaded, rule) for rule in loaded.imported)]
     for of, rule in pairs:
-        yield Entry("rule", rule.id, partial(_rule, of, rule, results))
+        yield Entry("rule", rule.id, partial(_rule, of, policy, rule, results))
 
 
-def _rule(policy: Policy, rule: Rule, results: Results | None) -> Topic:
+def _rule(policy: Policy, file: Path | None, rule: Rule | ImportedRule, results: Results | None) -> Topic:
     """Explain a rule, with what it saw in the results if there are any."""
     from datetime import UTC, datetime
 
     from leakaudit.gate.evaluate import evaluate
     from leakaudit.gate.explained import Seen, rule_topic
+    from leakaudit.history.reference import reference_for
 
     if results is None:
         return rule_topic(policy, rule)
-    return rule_topic(policy, rule, Seen(results, evaluate(results, policy, now=datetime.now(UTC))))
+    reference = reference_for(results, policy, file)
+    return rule_topic(
+        policy, rule, Seen(results, evaluate(results, policy, now=datetime.now(UTC), reference=reference))
+    )
 
 
 def _by_label(entries: Iterable[Entry], asked: str) -> list[Entry]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from leakaudit.cli.common import clear_errors
+from leakaudit.cli.common import clear_errors, time_of
 from leakaudit.cli.gate_outputs import Outputs, read_artifacts, with_outputs, write_outputs
 from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.cli.judging import Yardstick, judging, read_judged
@@ -57,8 +58,10 @@ def gate(
     written).
     """
     document = runs.document
-    with suppress(OSError):  # the verdict of an earlier call is not that of this one, whatever happens below
-        document.unlink()
+    _refuse_to_overwrite({"--out": runs.out, **outputs.files}, (*by.named, *runs.files, *outputs.artifacts))
+    for earlier in filter(None, (document, outputs.svr)):
+        with suppress(OSError):  # what an earlier call found is not what this one finds, whatever happens below
+            earlier.unlink()
     if as_json and outputs.github:
         raise click.UsageError("--json prints one document and --github prints lines: choose one")
     for option, file in outputs.recorded.items():
@@ -66,43 +69,59 @@ def gate(
             raise click.UsageError(f"--at rehearses a judgement, and {option} records one: choose one")
     from datetime import UTC, datetime
 
-    now = _time(at) if at else datetime.now(UTC)
+    now = time_of(at) if at else datetime.now(UTC)
     released = read_artifacts(outputs, runs.files[0].parent)
-    verdict = judged_together(runs, by, released, now) if runs.several else _judged(runs.files[0], by, released, now)
+    verdict = _judged(runs, by, released, now)
     if allow:
         verdict = verdict.allowing_inconclusive()
-    _write_verdict(verdict, document)
+    kept = _write_verdict(verdict, document) if runs.several or document.parent.is_dir() else True
     _print_verdict(verdict, quiet=quiet, as_json=as_json)
-    written = write_outputs(verdict, by.files, released, outputs)
+    written = write_outputs(verdict, by.files, released, outputs) and (kept or runs.out is None)
     code = ExitCode.PASS if soft_fail else ExitCode(verdict.exit_code)
     sys.exit(code if written or code is not ExitCode.PASS else ExitCode.ERROR)
 
 
-def _judged(file: Path, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
-    """Return the verdict on results; ERROR if results or baseline cannot be read.
+def _refuse_to_overwrite(written: Mapping[str, Path | None], read: Iterable[Path]) -> None:
+    """Refuse to write a file that is read.
+
+    Raises:
+        click.UsageError: there is one.
+    """
+    taken = {path.resolve() for path in read}
+    for option, file in written.items():
+        if file is not None and file.resolve() in taken:
+            raise click.UsageError(f"{option} {file}: this file is read here; name another one to write")
+
+
+def _judged(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:
+    """Return the verdict; ERROR if results, baseline or imports cannot be read.
 
     Raises:
         ConfigError: the policy or the waivers are wrong.
     """
     try:
-        return read_judged(file, by, released).verdict(now)
+        if runs.several:
+            return judged_together(runs, by, released, now)
+        return read_judged(runs.files[0], by, released).verdict(now)
     except ResultsError as error:
         from leakaudit.gate.evaluate import unreadable
+        from leakaudit.gate.subject import judged_by
 
-        return unreadable(str(error), by.files.load_policy(), now=now)
+        return judged_by(by.files.source, unreadable(str(error), by.files.load_policy(), now=now))
 
 
-def _write_verdict(verdict: Verdict, document: Path) -> None:
-    """Write the verdict; say so if that is impossible."""
+def _write_verdict(verdict: Verdict, document: Path) -> bool:
+    """Write the verdict, and return whether that was possible; say so if not."""
     from leakaudit.files.private_files import write_atomic
     from leakaudit.gate.verdict import to_json
 
     try:
-        if document.parent.is_dir():
-            write_atomic(document, json.dumps(to_json(verdict), indent=1))
+        write_atomic(document, json.dumps(to_json(verdict), indent=1))
     except OSError as error:
         stale = "; the one that is there is of an earlier call" if document.is_file() else ""
         click.echo(f"{document.name} was not written ({error.strerror or type(error).__name__}){stale}", err=True)
+        return False
+    return True
 
 
 def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:
@@ -114,20 +133,3 @@ def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:
     from leakaudit.reports.terminal import print_verdict
 
     print_verdict(verdict, quiet=quiet)
-
-
-def _time(text: str) -> datetime:
-    """Return an ISO date or time; without a zone it is in UTC.
-
-    Raises:
-        click.UsageError: it is neither.
-    """
-    from datetime import UTC, datetime
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--at {text!r} is no ISO date or time, such as 2026-12-16 or 2026-12-16T08:00"
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

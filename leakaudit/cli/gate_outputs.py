@@ -42,6 +42,12 @@ class Outputs:
     """Whether to print annotations and to write the outputs of a job of GitHub Actions."""
 
     @property
+    def files(self) -> dict[str, Path]:
+        """The files that are to be written, by their options."""
+        found = {f"--{field.name}": getattr(self, field.name) for field in fields(self)}
+        return {option: file for option, file in found.items() if isinstance(file, Path)}
+
+    @property
     def recorded(self) -> dict[str, Path | None]:
         """The outputs that others keep as a record, by their options."""
         return {"--attestation": self.attestation, "--svr": self.svr}

@@ -126,6 +126,7 @@ def judged_together(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], n
 
     Raises:
         ConfigError: the policy or the waivers are wrong.
+        ResultsError: the baseline or the report of memaudit cannot be read.
         click.UsageError: a file was named, and no rule asks for it.
     """
     from functools import reduce

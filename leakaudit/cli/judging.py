@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leakaudit.gate.subject import Claim
     from leakaudit.gate.verdict import Verdict
     from leakaudit.gate.waivers import Waivers
-    from leakaudit.results.schema import Artifact, Results
+    from leakaudit.results.schema import Artifact, Results, TextMode
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Yardstick:
     baseline: Path | None = None
     memaudit: Path | None = None
     """Report of memaudit, which the rules under `imported:` of the policy judge."""
+
+    @property
+    def named(self) -> tuple[Path, ...]:
+        """The files that the caller names."""
+        return tuple(filter(None, (self.policy, self.waivers, self.baseline, self.memaudit)))
 
     @cached_property
     def files(self) -> PolicyFiles:
@@ -52,24 +57,25 @@ class Yardstick:
         """Return the baseline of an audit.
 
         Raises:
-            ConfigError: the commit does not hold it.
+            ConfigError: the commit holds no text of a usual size in its place.
             ResultsError: it cannot be read, or was changed.
         """
-        from leakaudit.history.reference import reference_for, reference_in
-
-        raw = self.baseline_text(policy)
-        if raw is None:
-            return reference_for(results, policy, self.files.policy, self.baseline)
-        return reference_in(raw, results, policy)
-
-    def baseline_text(self, policy: Policy) -> bytes | None:
-        """Return the baseline in the commit; None without one, or if no rule asks."""
-        from leakaudit.history.reference import baseline_file
+        from leakaudit.history.reference import baseline_file, reference_for, reference_in
 
         source = self.files.source
         if source is None or self.baseline is not None or not policy.compares:
-            return None
-        return source.read(baseline_file(policy, self.files.policy)).encode()
+            return reference_for(results, policy, self.files.policy, self.baseline)
+        label = source.label(baseline_file(policy, self.files.policy))
+        return reference_in(self.baseline_text(policy), label, results, policy)
+
+    def baseline_text(self, policy: Policy) -> bytes | None:
+        """Return the bytes of the baseline's file; None if there is none."""
+        from leakaudit.history.reference import baseline_file
+
+        file, source = baseline_file(policy, self.files.policy, self.baseline), self.files.source
+        if source is not None and self.baseline is None:
+            return source.read(file).encode() if source.holds(file) else None
+        return file.read_bytes() if file.exists() else None
 
 
 _OPTIONS = (
@@ -89,6 +95,22 @@ _OPTIONS = (
         "--memaudit", type=EXISTING, help="Report of memaudit, for the rules under `imported:` of the policy."
     ),
 )
+
+
+TEXT = click.option(
+    "--text",
+    type=click.Choice(["hash", "masked", "full"]),
+    help="How much text to show; default: that of the policy (`report.text`), but full only if it is asked for here.",
+)
+
+
+def text_mode(asked: str | None, policy: Policy) -> TextMode:
+    """Return the text mode that is asked for, else the policy's, but not full."""
+    from leakaudit.results.schema import TextMode
+
+    if asked is not None:
+        return TextMode(asked)
+    return TextMode.MASKED if policy.report.text is TextMode.FULL else policy.report.text
 
 
 def judging(command: Callable[..., None]) -> Callable[..., None]:

@@ -72,7 +72,7 @@ def blind(results: Results, policy: Policy, rule: Rule, attacks: Iterable[str]) 
 
 
 def _kinds_of(rule: Rule, results: Results) -> set[Kind]:
-    if rule.claimed_epsilon is not None:
+    if not rule.of_attacks:
         return set()
     return {_kind(rule, name, results) for name in rule.scope.attacks or results.run.battery.attacks}
 

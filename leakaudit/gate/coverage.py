@@ -30,7 +30,7 @@ def uncovered(results: Results, policy: Policy) -> Iterator[str]:
             yield f"The policy requires an attack on {kind}; none ran to its end on any step."
     if required.attacks_share is not None:
         yield from _too_few_steps(results, policy, required.attacks_share)
-    yield from _another_adversary(results, required.threat_model)
+    yield from another_adversary(results, required.threat_model)
 
 
 def _too_few_steps(results: Results, policy: Policy, share: float) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _looks_for(results: Results, attempt: Attempt, kind: str) -> bool:
     return entry is not None and entry.goal == kind
 
 
-def _another_adversary(results: Results, asked: RequiredThreatModel) -> Iterator[str]:
+def another_adversary(results: Results, asked: RequiredThreatModel) -> Iterator[str]:
     """Yield a sentence for each way in which the audit's adversary is another one."""
     found = results.threat_model
     if asked.adversary is not None and not _is_adversary(found.adversary, asked.adversary):

@@ -144,7 +144,7 @@ def judge(
             [
                 *_waived_first(rules),
                 deciding.sentence,
-                *(gaps.sentences if deciding.waived else ()),
+                *(gaps.sentences if overall is Status.INCONCLUSIVE is not deciding.status else ()),
                 *_also_came_back(back, deciding, shipped_column(results)),
                 *deciding.reasons,
                 *_of_another_defence(results, policy),
@@ -184,8 +184,8 @@ def _waived_first(rules: Sequence[RuleVerdict]) -> list[str]:
     names = [rule.id for rule in rules if rule.waived]
     if not names:
         return []
-    rules, verb = ("Rule", "fails and is") if len(names) == 1 else ("Rules", "fail and are")
-    return [f"{rules} {', '.join(names)} {verb} waived."]
+    noun, verb = ("Rule", "fails and is") if len(names) == 1 else ("Rules", "fail and are")
+    return [f"{noun} {', '.join(names)} {verb} waived."]
 
 
 def unreadable(problem: str, policy: Policy, *, now: datetime, run: str = "") -> Verdict:
@@ -248,9 +248,9 @@ _UNASKED = (
 
 
 def _asks_what_is_shipped(results: Results, policy: Policy) -> bool:
-    """Return whether a rule at level error looks at the update that the run ships."""
+    """Return whether attacks on the shipped update decide a rule at level error."""
     shipped = {SHIPPED, shipped_column(results)}
-    return any(rule.level == "error" and rule.scope.defense in shipped for rule in policy.rules)
+    return any(rule.level == "error" and rule.of_attacks and rule.scope.defense in shipped for rule in policy.rules)
 
 
 def _of_another_defence(results: Results, policy: Policy) -> list[str]:
@@ -283,15 +283,14 @@ def _interruption(results: Results) -> list[str]:
 def _overall(rules: Sequence[RuleVerdict], gaps: Gaps) -> tuple[Status, RuleVerdict]:
     """Return the verdict and the rule that decides it.
 
-    That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. Where all are
-    waived, only the evidence as a whole is left, which cannot be waived: a gap in it keeps the verdict from passing.
+    That is the rule at level error with the worst status that is not waived. If several have it, the most severe one decides. The evidence as a whole
+    cannot be waived: a gap in it keeps the verdict from passing, also where all rules that know of it are waived.
     """
     binding = [rule for rule in rules if rule.level == "error"]
     left = [rule for rule in binding if not rule.waived]
     deciding = min(left or binding, key=_order)
-    if left:
-        return deciding.status, deciding
-    return (Status.INCONCLUSIVE if gaps.sentences else Status.PASS), deciding
+    status = deciding.status if left else Status.PASS
+    return (Status.INCONCLUSIVE if status is Status.PASS and gaps.sentences else status), deciding
 
 
 def _order(rule: RuleVerdict) -> tuple[int, int, int]:
@@ -314,7 +313,7 @@ def _alternatives(
 
     A defence of the update changes nothing about the rules `of_others`.
     """
-    if not any(rule.scope.defense == SHIPPED and rule.level == "error" for rule in policy.rules):
+    if not any(rule.scope.defense == SHIPPED and rule.level == "error" and rule.of_attacks for rule in policy.rules):
         return
     for defense in index.of_defense:
         if defense in (OBSERVED, shipped_column(results)):

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from leakaudit.explanation import Explanation, Topic
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.policy import OBSERVED, SHIPPED, EvidencePolicy, Policy, Rule, default_policy, round_policy
+from leakaudit.gate.imported import SUBJECTS
+from leakaudit.gate.policy import (
+    OBSERVED,
+    SHIPPED,
+    EvidencePolicy,
+    ImportedRule,
+    Policy,
+    Rule,
+    default_policy,
+    round_policy,
+)
 from leakaudit.gate.steps_needed import steps_of_rule
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import allowed, ended, percent
@@ -97,7 +107,7 @@ def event_topic(name: str) -> Topic:
     return Topic("event", name, f"{name}: an event of the gate", said.parts)
 
 
-def rule_topic(policy: Policy, rule: Rule, seen: Seen | None = None) -> Topic:
+def rule_topic(policy: Policy, rule: Rule | ImportedRule, seen: Seen | None = None) -> Topic:
     """Explain a rule of a policy.
 
     Args:
@@ -106,22 +116,40 @@ def rule_topic(policy: Policy, rule: Rule, seen: Seen | None = None) -> Topic:
         seen: an audit and its verdict by that policy, to say what the rule found there; None to explain the rule alone.
     """
     tokens = policy.evidence.min_tokens if seen is None else seen.results.min_tokens
-    undecided = (
-        "in every other case: too few steps, steps that nobody could judge, a control that did not work, or results"
-    )
-    said = [
-        ("It limits", _subject(rule, tokens)),
-        ("Allowed", f"{allowed(rule.limit, rule.threshold)}. {_weight(rule)}"),
-        ("It fails if", _fails(rule, policy.statistics.confidence)),
-        ("It passes if", _passes(rule, policy)),
-        ("Undecided", f"{undecided} older than {policy.evidence.max_age}."),
-    ]
+    said = _of_others(rule, policy) if isinstance(rule, ImportedRule) else _of_audit(rule, policy, tokens)
     said += (
         [("What to do", f"`leakaudit explain {rule.id} --run RUN` says what it saw in an audit.")]
         if seen is None
         else _seen(rule, policy, seen)
     )
     return Topic("rule", rule.id, f"{rule.id}: a rule of the policy {policy.name!r}", tuple(said))
+
+
+def _of_audit(rule: Rule, policy: Policy, tokens: int) -> list[tuple[str, str]]:
+    undecided = (
+        "in every other case: too few steps, steps that nobody could judge, a control that did not work, or results"
+        if rule.of_attacks
+        else "without an accountant, with a doubt about what it says, with a gap in the audit, or with results"
+    )
+    return [
+        ("It limits", _subject(rule, tokens)),
+        ("Allowed", f"{allowed(rule.limit, rule.threshold)}. {_weight(rule)}"),
+        ("It fails if", _fails(rule, policy.statistics.confidence)),
+        ("It passes if", _passes(rule, policy)),
+        ("Undecided", f"{undecided} older than {policy.evidence.max_age}."),
+    ]
+
+
+def _of_others(rule: ImportedRule, policy: Policy) -> list[tuple[str, str]]:
+    """Return what a rule on the results of another auditor asks."""
+    limit, sure = allowed("max_value", rule.max_value), percent(policy.statistics.confidence)
+    return [
+        ("It limits", f"the {SUBJECTS[rule.measure]} of the trained model, as {rule.import_} found it."),
+        ("Allowed", f"{limit}. {_weight(rule)}"),
+        ("It fails if", f"the {sure} lower bound is above {limit}."),
+        ("It passes if", f"the {sure} upper bound is {limit} or less."),
+        ("Undecided", f"without a report of {rule.import_}, or with one older than {policy.evidence.max_age}."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -150,7 +178,7 @@ def _subject(rule: Rule, tokens: int) -> str:
     return f"the {much} of client steps in which {clause}, {where}; {by} (event {rule.event})."
 
 
-def _weight(rule: Rule) -> str:
+def _weight(rule: Rule | ImportedRule) -> str:
     """Return a sentence on what the rule means for the verdict."""
     if rule.level == "warn":
         return "At level warn it is shown and never changes the verdict."
@@ -188,7 +216,7 @@ def _passes(rule: Rule, policy: Policy) -> str:
     return f"the {sure} upper bound{what} is {limit} or less, which takes {least}, and the attack read its control."
 
 
-def _seen(rule: Rule, policy: Policy, seen: Seen) -> list[tuple[str, str]]:
+def _seen(rule: Rule | ImportedRule, policy: Policy, seen: Seen) -> list[tuple[str, str]]:
     """Return what the rule found in an audit, and what to do next."""
     found = next((one for one in seen.verdict.rules if one.id == rule.id), None)
     if found is None:
@@ -196,7 +224,7 @@ def _seen(rule: Rule, policy: Policy, seen: Seen) -> list[tuple[str, str]]:
         return [("In this run", problem), ("What to do", "`leakaudit explain exit-code 5` says what to do.")]
     reasons = list(found.reasons)[:_MOST_REASONS]
     more = len(found.reasons) - len(reasons)
-    reasons += [f"({counted(more, 'more reason')} in the report.)"] if more else []
+    reasons += [f"({counted(more, 'more reason')} in the report)"] if more else []
     said = [ended(one) for one in (found.sentence, *reasons)]
     word = "WARN" if found.word == "WARN" else found.status.value
     return [("In this run", " ".join([f"{word}.", *said])), ("What to do", _next(found, policy, seen))]
@@ -206,8 +234,20 @@ _MOST_REASONS = 3
 """Most reasons of a rule that are printed. Our choice: the report has all of them."""
 
 
+_NEXT_OF_CLAIM = {
+    Status.PASS: "Nothing about this rule. The audit does not confirm the accountant's number.",
+    Status.INCONCLUSIVE: "Correct what the reasons name, and audit again.",
+    Status.FAIL: "Do not ship. Train with more noise or for fewer steps.",
+}
+"""Status of a rule on a claimed epsilon -> what to do."""
+
+
 def _next(found: RuleVerdict, policy: Policy, seen: Seen) -> str:
     """Return what to do after what a rule found."""
+    if found.imported:
+        return f"`leakaudit gate RUN --{found.imported} FILE` judges this rule by its report, which this command does not read."
+    if found.kind == "claimed_epsilon":
+        return _NEXT_OF_CLAIM[found.status]
     if found.status is Status.PASS:
         return "Nothing about this rule. It speaks of the attacks that ran, and of no others."
     if found.status is Status.FAIL:

@@ -44,7 +44,8 @@ MIN_CONTROLS = 100
 MAX_BYTES = 64 * 1024 * 1024
 """Largest report. Our choice: memaudit writes about 2 KB for a canary."""
 
-_SUBJECTS = {"membership_tpr": "membership TPR at 1% FPR", "regurgitation_rate": "regurgitation rate"}
+SUBJECTS = {"membership_tpr": "membership TPR at 1% FPR", "regurgitation_rate": "regurgitation rate"}
+"""Measure of a rule -> what it is about, in outputs."""
 _METHOD = "Clopper-Pearson, one-sided"
 
 
@@ -238,7 +239,7 @@ def _judge(policy: Policy, rule: ImportedRule, imported: Imported | None, now: d
         level=rule.level,
         status=status,
         kind="max_value",
-        subject=_SUBJECTS[rule.measure],
+        subject=SUBJECTS[rule.measure],
         defense=RELEASED,
         attacks=(rule.import_,) if share else (),
         imported=rule.import_,
@@ -308,7 +309,7 @@ def _sentence(
     confidence: float,
 ) -> str:
     if share is None or imported is None or upper is None or lower is None:
-        return f"There is no evidence on the {_SUBJECTS[rule.measure]}: {missing}. Not tested is not a pass."
+        return f"There is no evidence on the {SUBJECTS[rule.measure]}: {missing}. Not tested is not a pass."
     sure, limit = percent(confidence), rule.max_value
     did = "told from others" if rule.measure == "membership_tpr" else "completed"
     return (

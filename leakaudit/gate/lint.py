@@ -97,10 +97,10 @@ def lint(
 def _rules(policy: Policy, *, deciding: bool = False) -> Iterator[tuple[Place, Rule]]:
     """Yield each rule with its place.
 
-    `deciding`: only rules at level error on the update that is sent.
+    `deciding`: only rules at level error that attacks on the update that is sent decide.
     """
     for index, rule in enumerate(policy.rules):
-        if not deciding or (rule.level == "error" and rule.scope.defense in _SENT):
+        if not deciding or (rule.level == "error" and rule.of_attacks and rule.scope.defense in _SENT):
             yield ("rules", index), rule
 
 

@@ -265,6 +265,11 @@ class Rule(_Policy):
         return next(name for name in _LIMITS if getattr(self, name) is not None)
 
     @property
+    def of_attacks(self) -> bool:
+        """Whether attacks decide the rule; a claimed epsilon is the accountant's."""
+        return self.claimed_epsilon is None
+
+    @property
     def threshold(self) -> float:
         """The limit: `max_rate`, `max_count`, `max_value`, the margin, or that of epsilon."""
         if self.versus_baseline is not None:
@@ -414,14 +419,13 @@ class Policy(_Policy):
                     f"rule {rule.id!r} allows {rule.max_count} leaks, and {self.evidence.min_steps} steps are enough to pass it (min_steps), "
                     "so it could pass where every step leaks; lower max_count, raise min_steps or write max_rate",
                 )
-        if all(rule.claimed_epsilon is not None for rule in self.rules if rule.level == "error") and any(
-            rule.level == "error" for rule in self.rules
-        ):
+        deciding = [rule for rule in self.rules if rule.level == "error"]
+        if deciding and not any(rule.of_attacks for rule in deciding):
             raise problem_at(
                 ("rules",),
                 "every rule at level error is about a claimed epsilon, so no attack could fail the policy; add a rule with an event",
             )
-        if all(rule.level == "warn" for rule in self.rules):
+        if not deciding:
             raise problem_at(
                 ("rules",),
                 "every rule is at level warn, so the policy could never fail; set at least one rule to level: error",

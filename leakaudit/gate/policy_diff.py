@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from leakaudit.config.duration import length_of
-from leakaudit.gate.policy import Policy, Rule
+from leakaudit.gate.policy import ImportedRule, Policy, Rule
+from leakaudit.gate.policy_parts import MAX_DAYS, Grant
 
 
 class Direction(StrEnum):
@@ -49,7 +51,7 @@ class Change:
         'max_rate of sentence-rate 0.05 -> 0.1: looser'
         """
         of = f" of {self.rule}" if self.rule else ""
-        key = self.key.removeprefix("rules.") if self.rule else self.key
+        key = self.key.partition(".")[2] if self.rule else self.key
         why = f" ({self.why})" if self.why else ""
         if self.key == "rules":
             return f"{self.old or self.new}{why}: {self.direction}"
@@ -83,6 +85,21 @@ def _seconds(value: Any) -> float:
 def _place_in(*words: str) -> Measure:
     """Return the measure of a word: its place in an order."""
     return lambda value: float(words.index(value)) if value in words else None
+
+
+def _given(value: Any) -> float:
+    return float(bool(value))
+
+
+def _day(value: Any) -> float:
+    return float(date.fromisoformat(value).toordinal())
+
+
+def _longest_waiver(value: Any) -> float:
+    """Return the days that a waiver may live; 0 where the policy names no waivers."""
+    if not value:
+        return 0.0
+    return float(MAX_DAYS if isinstance(value, str) else value["max_days"])
 
 
 def _looser(measure: Measure | None = None) -> _Key:
@@ -121,10 +138,19 @@ DIRECTIONS: Mapping[str, _Key] = {
     "subject.require_artifact_digest": _tighter(),
     "subject.require_clean_tree": _tighter(),
     "subject.require_policy_of_run": _tighter(),
-    "on_inconclusive": _looser(lambda value: float(value is not None)),
-    "waivers": _looser(lambda value: float(value is not None)),
+    "subject.data": _tighter(_given),
+    "subject.base_model": _tighter(_given),
+    "requires.threat_model.adversary": _tighter(_given),
+    "requires.threat_model.sees": _tighter(_given),
+    "on_inconclusive": _looser(_given),
+    "on_inconclusive.since": _tighter(_day),
+    "on_inconclusive.until": _looser(_day),
+    "waivers": _looser(_longest_waiver),
     "waivers.max_days": _looser(),
+    "imported.level": _looser(_place_in("error", "warn")),
+    "imported.severity": _tighter(lambda value: float(value == "critical")),
     "imported.max_value": _looser(),
+    "rules.on_not_comparable": _looser(_place_in("inconclusive", "warn")),
     "rules.level": _looser(_place_in("error", "warn")),
     "rules.severity": _tighter(lambda value: float(value == "critical")),  # a critical rule cannot be waived
     "rules.min_tokens": _looser(_number(1.0)),
@@ -147,6 +173,9 @@ DIRECTIONS: Mapping[str, _Key] = {
 DEMANDS = frozenset({"requires.attacks", "requires.defenses", "requires.granted", "requires.kinds"})
 """Lists of which every further entry asks for more."""
 
+ALLOWANCES: Mapping[str, frozenset[str]] = {"requires.threat_model.granted_at_most": frozenset(get_args(Grant))}
+"""Lists of which every further entry allows more -> all entries, which no list allows."""
+
 
 def compare_policies(old: Policy, new: Policy) -> list[Change]:
     """Return the differences between two policies, in the order of the new one's keys.
@@ -163,8 +192,8 @@ def _of_models(old: BaseModel, new: BaseModel, above: str) -> Iterator[Change]:
         full, one, other = f"{above}{key}", getattr(old, name), getattr(new, name)
         if isinstance(one, BaseModel) and isinstance(other, BaseModel):
             yield from _of_models(one, other, f"{full}.")
-        elif full == "rules":
-            yield from _of_rules(one, other)
+        elif full in ("rules", "imported"):
+            yield from _of_rules(one, other, full)
         elif plain[0][key] != plain[1][key]:
             yield Change(full, "", plain[0][key], plain[1][key], _direction(full, plain[0][key], plain[1][key]))
 
@@ -172,10 +201,9 @@ def _of_models(old: BaseModel, new: BaseModel, above: str) -> Iterator[Change]:
 def _direction(key: str, old: Any, new: Any) -> Direction:
     """Return what the change of one key does."""
     if key in DEMANDS:
-        gone, more = set(old) - set(new), set(new) - set(old)
-        if bool(gone) == bool(more):
-            return Direction.NEITHER
-        return Direction.LOOSER if gone else Direction.TIGHTER
+        return _of_demands(set(old), set(new))
+    if key in ALLOWANCES:
+        return _of_demands(*(set(ALLOWANCES[key] if value is None else value) for value in (new, old)))
     meaning = DIRECTIONS.get(key)
     if meaning is None or meaning.rising is Direction.NEITHER:
         return Direction.NEITHER
@@ -187,23 +215,40 @@ def _direction(key: str, old: Any, new: Any) -> Direction:
     return Direction.TIGHTER if meaning.rising is Direction.LOOSER else Direction.LOOSER
 
 
-def _of_rules(old: tuple[Rule, ...], new: tuple[Rule, ...]) -> Iterator[Change]:
-    before, after = {rule.id: rule for rule in old}, {rule.id: rule for rule in new}
-    gone = [rule for rule in old if rule.id not in after]
+def _of_demands(old: set[str], new: set[str]) -> Direction:
+    """Return what a change of a set does of which every entry asks for more."""
+    gone, more = old - new, new - old
+    if bool(gone) == bool(more):
+        return Direction.NEITHER
+    return Direction.LOOSER if gone else Direction.TIGHTER
+
+
+AnyRule = Rule | ImportedRule
+
+
+def _of_rules(old: tuple[AnyRule, ...], new: tuple[AnyRule, ...], key: str) -> Iterator[Change]:
+    before = {_asked(rule): rule for rule in old}
+    after = {_asked(rule) for rule in new}
+    gone = [rule for rule in old if _asked(rule) not in after]
     for rule in new:
-        if rule.id in before:
-            yield from _of_rule(before[rule.id], rule)
+        if _asked(rule) in before:
+            yield from _of_rule(before[_asked(rule)], rule, key)
             continue
         renamed = next((other for other in gone if other.model_copy(update={"id": rule.id}) == rule), None)
         if renamed is not None:
             gone.remove(renamed)
-            yield Change("rules.id", rule.id, renamed.id, rule.id, Direction.NEITHER, "its limit is the same")
+            yield Change(f"{key}.id", rule.id, renamed.id, rule.id, Direction.NEITHER, "its limit is the same")
         else:
             yield _whole(rule, added=True)
     yield from (_whole(rule, added=False) for rule in gone)
 
 
-def _whole(rule: Rule, *, added: bool) -> Change:
+def _asked(rule: AnyRule) -> tuple[str, object]:
+    """Return what makes two rules the same one: id, and who finds its number."""
+    return rule.id, rule.of_attacks if isinstance(rule, Rule) else rule.measure
+
+
+def _whole(rule: AnyRule, *, added: bool) -> Change:
     """Return the change that a rule is added or removed."""
     word = f"rule {rule.id} {'added' if added else 'removed'}"
     decides = rule.level == "error"
@@ -212,14 +257,14 @@ def _whole(rule: Rule, *, added: bool) -> Change:
     return Change("rules", rule.id, old, new, direction, "" if decides else "it only warns")
 
 
-def _of_rule(old: Rule, new: Rule) -> Iterator[Change]:
+def _of_rule(old: AnyRule, new: AnyRule, key: str) -> Iterator[Change]:
     """Yield the changes of a rule.
 
     Only the limit of a rule that decides before and after can get looser.
     """
     decides = old.level == new.level == "error"
-    for change in _of_models(old, new, "rules."):
-        if not decides and change.key != "rules.level":
+    for change in _of_models(old, new, f"{key}."):
+        if not decides and change.key != f"{key}.level":
             yield Change(change.key, new.id, change.old, change.new, Direction.NEITHER, "it only warns")
         else:
             yield Change(change.key, new.id, change.old, change.new, change.direction)

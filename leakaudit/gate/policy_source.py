@@ -74,6 +74,17 @@ class PolicySource:
         except UnicodeDecodeError:
             raise ConfigError(f"{label}: is not UTF-8 text") from None
 
+    def holds(self, path: Path) -> bool:
+        """Return whether this commit has a file or a folder of that path."""
+        name = _in_repository(path)
+        if name is None:
+            return False
+        try:
+            git(Path.cwd(), "cat-file", "-e", f"{self.commit}:{name}")
+        except GitError:
+            return False
+        return True
+
     def label(self, path: Path) -> str:
         """Return how messages name a file of this commit."""
         return f"{self.ref}:{path}"
@@ -113,7 +124,11 @@ class PolicyFiles:
         return default_policy() if self.policy is None else parse_policy(*self._text(self.policy), names)
 
     def load_waivers(self, policy: Policy) -> Waivers | None:
-        """Read the waivers that hold for a policy; see `gate.waivers.waivers_for`."""
+        """Read the waivers that hold for a policy; None if there are none.
+
+        Raises:
+            ConfigError: a file that is named cannot be read, or is wrong.
+        """
         file = waivers_file(policy, self.policy, self.waivers)
         return None if file is None else parse_waivers(*self._text(file), limits_of(policy).max_days)
 

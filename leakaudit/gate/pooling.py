@@ -61,6 +61,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "summaries": (),
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
+            "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,
         }
     )

@@ -189,7 +189,7 @@ def _not_compared(rule: Rule, results: Results, reference: Reference) -> str:
             f"The baseline {reference.run} cannot be compared: {reference.differs}"
             f"{softer if rule.on_not_comparable == 'warn' else ''}. Set a baseline that was made like this audit."
         )
-    if reference.results_digest and reference.results_digest == results.digest:
+    if reference.run == results.run.id or (reference.results_digest and reference.results_digest == results.digest):
         return f"The baseline {reference.run} is this audit itself, so nothing is compared; name an earlier one."
     before = reference.series.get(series_of(rule))
     if before is None:

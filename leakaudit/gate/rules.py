@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leakaudit.gate.claims import judge_claim
@@ -100,6 +101,17 @@ def _judge(
         max_unjudged=policy.evidence.max_unjudged,
     )
     return _verdict(finding, defense, reasons, readers)
+
+
+def unclaimed(results: Results, policy: Policy) -> Iterator[str]:
+    """Yield why what accountants say of one of several runs lets no rule pass."""
+    for rule in policy.rules:
+        if rule.claimed_epsilon is None or rule.level != "error":
+            continue
+        column = shipped_column(results) if rule.scope.defense == SHIPPED else rule.scope.defense
+        found = judge_claim(results, rule, rule.claimed_epsilon, column, rule.scope.defense, ())
+        if found.status is Status.INCONCLUSIVE:
+            yield " ".join([found.sentence, *found.reasons])
 
 
 def _verdict(finding: Finding, defense: str, reasons: list[str], readers: frozenset[str]) -> RuleVerdict:

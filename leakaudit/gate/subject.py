@@ -5,15 +5,18 @@ That is the artefacts, the base model, the data, the code, and the policy with w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from leakaudit.gate.policy import Policy, SubjectPolicy
 from leakaudit.gate.policy_source import PolicySource
 from leakaudit.gate.verdict import About, Verdict
 from leakaudit.results.binding import Binding
 from leakaudit.results.schema import Artifact, Results, Subject, TakenPolicy
+
+Value = TypeVar("Value")
 
 _SHORT = 12
 """Digits of a digest in a sentence, as elsewhere in reports."""
@@ -58,12 +61,53 @@ class Bound:
             "about": self.about,
             "policy_of_run": self.policy_of_run,
             "policy_changed": self.policy_changed,
-            "policy_ref": "" if self.source is None else self.source.ref,
-            "policy_commit": "" if self.source is None else self.source.commit,
         }
         if self.problems:
             more["sentence"] = " ".join(self.problems)
-        return verdict.model_copy(update=more)
+        return judged_by(self.source, verdict.model_copy(update=more))
+
+
+def judged_by(source: PolicySource | None, verdict: Verdict) -> Verdict:
+    """Return a verdict that says where its policy was read in git."""
+    if source is None:
+        return verdict
+    return verdict.model_copy(update={"policy_ref": source.ref, "policy_commit": source.commit})
+
+
+def together(of_runs: Mapping[str, Bound]) -> Bound:
+    """Return what several runs are bound to: what all of them say."""
+    bounds = list(of_runs.values())
+    about = [one.about for one in bounds]
+    return Bound(
+        about=About(
+            artifacts=tuple(dict.fromkeys(artifact for one in about for artifact in one.artifacts)),
+            compared=_common([one.compared for one in about], ()),
+            base_model=_common([one.base_model for one in about], ""),
+            data=_common([one.data for one in about], ""),
+            code_commit=_common([one.code_commit for one in about], None),
+            code_dirty=True
+            if any(one.code_dirty for one in about)
+            else _common([one.code_dirty for one in about], None),
+        ),
+        policy_of_run=_common([one.policy_of_run for one in bounds], ""),
+        policy_changed=any(one.policy_changed for one in bounds),
+        source=bounds[0].source,
+        problems=tuple(dict.fromkeys(said for one in bounds for said in one.problems)),
+        gaps=tuple(_of_runs({run: one.gaps for run, one in of_runs.items()})),
+        sentences=tuple(_of_runs({run: one.sentences for run, one in of_runs.items()})),
+    )
+
+
+def _of_runs(said: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield each sentence once, with the name of its run unless it is true of all."""
+    for sentence in dict.fromkeys(one for own in said.values() for one in own):
+        runs = [run for run, own in said.items() if sentence in own]
+        yield sentence if len(runs) == len(said) else f"Run {', '.join(runs)}: {sentence}"
+
+
+def _common(values: Sequence[Value], unsaid: Value) -> Value:
+    """Return the value that all have; else `unsaid`."""
+    return values[0] if all(value == values[0] for value in values) else unsaid
 
 
 def judge_subject(results: Results, policy: Policy, claim: Claim) -> Bound:

@@ -1,4 +1,7 @@
-"""Models of `verdict.json`, the answer of the gate on an audit."""
+"""Models of `verdict.json`, the answer of the gate on an audit.
+
+The module has over 400 lines, because it describes one document, and every key with its None.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ class Worst(_Verdict):
     """The attempt with the strongest evidence against a rule."""
 
     step: str
+    """Id of the step."""
     attack: str
+    """Name of the attack, with its options."""
     wall_s: FiniteFloat
     """Seconds that the attack took."""
     value: FiniteFloat | None = None
@@ -59,19 +64,26 @@ class Versus(_Verdict):
     k: int
     """Steps of this audit that leaked, counted in the same way."""
     n: int
+    """Steps of this audit that were judged."""
 
 
 class RuleVerdict(_Verdict):
     """One rule applied to the results."""
 
     id: str
+    """Id of the rule."""
     severity: str
+    """`critical`, `high`, `medium` or `low`."""
     level: str
+    """`error`: the rule decides the verdict. `warn`: it is only shown."""
     status: Status
+    """The answer of this rule."""
     kind: LimitKind
+    """Which limit the rule has."""
     subject: str
     """The event, or the statistic and the metric."""
     defense: str
+    """Defence that the rule looks at; `shipped` for the update as the run sends it."""
     scope: tuple[str, ...] = ()
     """Attacks that the rule names; empty for any."""
     attacks: tuple[str, ...]
@@ -91,13 +103,17 @@ class RuleVerdict(_Verdict):
     """Rate, count or statistic; None without evidence. Of a rule on the difference from a baseline, that difference of the rates, -1 to 1;
     `lower`, `upper` and `threshold` are of the difference, too."""
     lower: FiniteFloat | None
+    """Lower bound; None if there is none."""
     upper: FiniteFloat | None
+    """Upper bound; None if there is none."""
     threshold: FiniteFloat
+    """The limit of the policy."""
     margin: FiniteFloat | None
     """Threshold minus the number that must not exceed it (upper bound, count or maximum). It is negative if that number is too large."""
     more_clean_steps: int | None
     """Further steps without a leak that would make the rule pass; None if that does not apply or no number is enough."""
     confidence: float
+    """Confidence of each one-sided bound, 0 to 1; 1 for a rule on a claimed epsilon, which has no bounds."""
     method: str
     """Method of the bounds."""
     censored: int
@@ -118,6 +134,7 @@ class RuleVerdict(_Verdict):
     sentence: str
     """What was observed and what the policy allows, in numbers."""
     worst: Worst | None
+    """None if nothing leaked, or if the rule looks at no attack."""
     versus: Versus | None = None
     """What was compared, for a rule on the difference from a baseline; None if nothing was."""
     waived: str = ""
@@ -141,24 +158,34 @@ class ControlVerdict(_Verdict):
     """One control compared with the policy."""
 
     name: Literal["positive", "negative"]
+    """Which control it is."""
     kind: Kind | None = None
     """What a positive control recovers; None for the negative control."""
     by: str = ""
     """The attack that recovered the canary most often; empty if none ran on it."""
     state: Literal["ok", "not run", "failed", "unproven"]
+    """`ok`, or why it is not: too few control steps, a wrong result, or too few steps for the bound."""
     k: int
+    """Control steps that were recovered."""
     n: int
+    """Control steps that ran."""
     sentence: str
+    """What was found and what the policy asks for."""
 
 
 class WaiverVerdict(_Verdict):
     """What became of one waiver."""
 
     id: str
+    """Name of the waiver."""
     rule: str
+    """Id of the rule that may fail."""
     owner: str
+    """Who accepts it."""
     reason: str
+    """Why it is accepted."""
     ticket: str = ""
+    """Where the repair is tracked; empty if nobody said it."""
     expires: str
     """Last day, as an ISO date."""
     state: Literal[
@@ -166,13 +193,16 @@ class WaiverVerdict(_Verdict):
     ]
     """Only with `applies` its rule has no part in the verdict."""
     sentence: str
+    """The state in words, with its reason."""
 
 
 class ImportVerdict(_Verdict):
     """Results of another auditor that rules of the policy judge."""
 
     tool: str
+    """Who made them, such as `memaudit`."""
     tool_version: str
+    """The version of that tool."""
     created_at: str
     """When they were made, as an ISO time."""
     sha256: str
@@ -185,25 +215,35 @@ class Figures(_Verdict):
     """The numbers of one rule under a defence that is not shipped."""
 
     id: str
+    """Id of the rule."""
     status: Status
+    """The answer of the rule under this defence."""
     k: int | None
+    """As of a rule."""
     n: int
+    """As of a rule."""
     observed: FiniteFloat | None
+    """As of a rule."""
     lower: FiniteFloat | None
+    """As of a rule."""
     upper: FiniteFloat | None
+    """As of a rule."""
 
 
 class Alternative(_Verdict):
     """The verdict if the run shipped another defence of the audit."""
 
     defense: str
+    """The defence, with its options."""
     status: Status
+    """The verdict that this defence would have."""
     open_rules: tuple[str, ...]
     """Ids of the rules at level error that would not pass."""
     naive: bool
     """Whether all attacks that are evidence for a rule at level error ran without knowing the defence. Such a PASS does not make the defence
     effective."""
     rules: tuple[Figures, ...]
+    """Each rule of the policy under this defence."""
 
 
 class BaselineUsed(_Verdict):
@@ -223,7 +263,9 @@ class PooledRun(_Verdict):
     run: str
     """Id of the run; empty if its results cannot be read."""
     results_sha256: str | None
+    """SHA-256 of its results.json; None if it cannot be read."""
     results_digest: str | None
+    """The digest that its results name; None if they cannot be read."""
     steps: int
     """Audited steps of this run."""
     repeated: int = 0
@@ -233,6 +275,7 @@ class PooledRun(_Verdict):
     verdict: Status
     """What the policy says of this run alone."""
     sentence: str
+    """The verdict on this run alone, in words."""
 
 
 class About(_Verdict):
@@ -243,9 +286,13 @@ class About(_Verdict):
     compared: tuple[Artifact, ...] = ()
     """Files that the caller gave, of which each is one of these."""
     base_model: str = ""
+    """The weights that training began with: `sha256:` and a digest, or `hub:NAME@REVISION`; empty if unknown."""
     data: str = ""
+    """Name of the data set; empty without one."""
     code_commit: str | None = None
+    """Commit of the code when the run began; None if unknown."""
     code_dirty: bool | None = None
+    """Whether that code had changes that were not committed; None if unknown."""
 
 
 class WayOut(_Verdict):
@@ -270,17 +317,25 @@ class Verdict(_Verdict):
     """
 
     schema_: str = Field(default="leakaudit.verdict/1", alias="schema")
+    """Format of the document."""
     verdict: Status
+    """The answer."""
     exit_code: int
+    """The exit code of `leakaudit gate`: 0 where an undecided verdict is allowed."""
     sentence: str
     """The verdict in numbers; the sentence of the rule that decides it."""
     deciding_rule: str | None
+    """Id of the rule that decides; None for ERROR, and where runs cannot be pooled."""
     texts_back: int = 0
     """Texts of the shipped update that came back word for word, or with every word."""
     run: str
+    """Id of the run, or how many runs were judged together; empty if the results cannot be read."""
     policy: str
+    """Name of the policy."""
     policy_owner: str
+    """Who may change the policy; empty if it does not say it."""
     policy_digest: str
+    """`sha256:` over what the policy demands."""
     policy_of_run: str = ""
     """Digest of the policy that the run began with; empty if the results do not say it."""
     policy_changed: bool = False
@@ -296,7 +351,9 @@ class Verdict(_Verdict):
     results_digest: str | None = None
     """The verified digest that the results name. It does not depend on the layout of the file."""
     evaluated_at: str
+    """Time of judgement in UTC, in ISO 8601."""
     evidence_age_s: FiniteFloat | None
+    """Age of the results at that time, in seconds; None if unknown."""
     valid_until: str | None
     """Time from which the evidence is too old for the policy."""
     steps: int
@@ -309,7 +366,9 @@ class Verdict(_Verdict):
     rules: tuple[RuleVerdict, ...]
     """Rules at level error first; within a level the worst first."""
     controls: tuple[ControlVerdict, ...]
+    """The positive control of each kind that a rule is about, and the negative one."""
     alternatives: tuple[Alternative, ...]
+    """The same policy on every other defence of the audit."""
     way_out: WayOut | None = None
     """The cheapest of the alternatives; None for ERROR, and in a verdict of an earlier version."""
     waivers: tuple[WaiverVerdict, ...] = ()

@@ -15,11 +15,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from leakaudit.config.strict_yaml import parse_yaml
-from leakaudit.config.yaml_document import read_text
 from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
 from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
 from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import allowed, percent
 from leakaudit.results.schema import Fraction
 from leakaudit.results.wording import counted
 
@@ -89,19 +88,6 @@ class Waivers(PolicyPart):
         return f"sha256:{hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()}"
 
 
-def load_waivers(path: Path, max_days: int = MAX_DAYS) -> Waivers:
-    """Read a file of waivers.
-
-    Args:
-        path: the file.
-        max_days: longest life of a waiver that the policy accepts.
-
-    Raises:
-        ConfigError: one line for each problem, with the line of the file.
-    """
-    return parse_waivers(read_text(path), str(path), max_days)
-
-
 def _too_long(found: Waivers, max_days: int) -> Iterator[tuple[tuple[str | int, ...], str]]:
     for index, waiver in enumerate(found.waivers):
         last = waiver.created + timedelta(days=max_days)
@@ -116,28 +102,13 @@ def limits_of(policy: Policy) -> WaiversFile:
     return named if isinstance(named, WaiversFile) else WaiversFile(file=named or ".")
 
 
-def waivers_for(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Waivers | None:
-    """Read the waivers that hold for a policy.
-
-    Args:
-        policy: it may name a file, and limits that hold for every file.
-        policy_file: where the policy was read from; None for a built-in one.
-        given: a file that the caller names in place of the policy's.
-
-    Returns:
-        The waivers; None if neither names a file.
-
-    Raises:
-        ConfigError: a file that is named cannot be read, or says too little.
-    """
-    file = waivers_file(policy, policy_file, given)
-    return None if file is None else load_waivers(file, limits_of(policy).max_days)
-
-
 def waivers_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path | None:
     """Return the file of waivers that holds for a policy; None if there is none.
 
-    The arguments are those of `waivers_for`.
+    Args:
+        policy: it may name a file.
+        policy_file: where the policy was read from; None for a built-in one.
+        given: a file that the caller names in place of the policy's.
     """
     if given is None and policy.waivers is not None and policy_file is not None:
         return policy_file.parent / limits_of(policy).file
@@ -145,7 +116,16 @@ def waivers_file(policy: Policy, policy_file: Path | None, given: Path | None = 
 
 
 def parse_waivers(text: str, source: str, max_days: int = MAX_DAYS) -> Waivers:
-    """Read waivers from text; see `load_waivers`. Messages call the text `source`."""
+    """Read waivers from text.
+
+    Args:
+        text: that of the file.
+        source: name of the file in messages.
+        max_days: longest life of a waiver that the policy accepts.
+
+    Raises:
+        ConfigError: one line for each problem, with the line of the file.
+    """
     return parse_yaml(text, Waivers, source, lambda found: _too_long(found, max_days))
 
 
@@ -204,11 +184,15 @@ def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelt
     if waiver.ceiling is not None and reached > waiver.ceiling:
         return (
             "over its ceiling",
-            f"the rule reached {percent(reached)}, above the ceiling of {percent(waiver.ceiling)}",
+            f"the rule reached {_reached(rule, reached)}, above the ceiling of {percent(waiver.ceiling)}",
         )
     left = waiver.expires - today
     soon = f"; it ends in {counted(left.days, 'day')}" if left <= warn else ""
     return "applies", f"{waiver.owner} accepts it until {waiver.expires}: {waiver.reason}{soon}"
+
+
+def _reached(rule: RuleVerdict, value: float) -> str:
+    return allowed(rule.kind, value) if rule.kind in ("max_count", "claimed_epsilon") else percent(value)
 
 
 def _verdict(waiver: Waiver, state: State, why: str) -> WaiverVerdict:

@@ -30,9 +30,10 @@ def effective(alternatives: Iterable[Alternative]) -> list[Alternative]:
 def rate_rule(rules: Sequence[RuleVerdict], deciding: str | None) -> RuleVerdict | None:
     """Return the rule by whose leak rate defences are compared.
 
-    It is None if no rule on what is shipped counts leaks. Else it is the rule that decides the verdict, or else the first one on a rate, or else the first one on a count.
+    It is None if no rule on what is shipped limits how many steps leak. Else it is the rule that decides the verdict, or else the first one on a rate, or
+    else the first one on a count. A rule on the difference from a baseline is none: its bounds are those of a difference.
     """
-    counting = [r for r in rules if r.level == "error" and r.defense == SHIPPED and r.k is not None]
+    counting = [r for r in rules if r.level == "error" and r.defense == SHIPPED and r.kind in ("max_rate", "max_count")]
     return min(counting, key=lambda r: (r.id != deciding, r.kind != "max_rate"), default=None)
 
 
@@ -110,9 +111,18 @@ def _what_is_missing(rule: RuleVerdict | None, alternatives: Sequence[Alternativ
     undecided = [one for one in alternatives if one.status is Status.INCONCLUSIVE]
     if undecided:
         limit = f" The rule {rule.id} allows {percent(rule.threshold)}." if rule and rule.kind == "max_rate" else ""
-        each = [" with ".join(filter(None, [one.defense, _seen(rule, one)])) for one in undecided]
+        each = [
+            " with ".join(filter(None, [one.defense, _seen(rule, one)])) + _others_open(rule, one) for one in undecided
+        ]
         said.append(f"Undecided for lack of evidence: {_listed(each)}.{limit}")
     return " ".join(said)
+
+
+def _others_open(rule: RuleVerdict | None, alternative: Alternative) -> str:
+    """Return which rules are open under a defence if the rule that is shown is not."""
+    if rule is None or rule.id in alternative.open_rules:
+        return ""
+    return f" (open: {', '.join(alternative.open_rules)})"
 
 
 def _listed(names: Sequence[str]) -> str:

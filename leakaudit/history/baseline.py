@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.private_files import write_atomic
@@ -103,14 +103,14 @@ def baseline_of(results: Results, policy: Policy, verdict: Verdict, data: str = 
         results: the audit.
         policy: the policy that judged it.
         verdict: its verdict.
-        data: name of the data set, or a mark of it, as nights record it.
+        data: name of the data set, or a mark of it, as nights record it; empty for the name in the results.
     """
     return SavedBaseline(
         run=results.run.id,
         results_digest=results.digest or "",
         set_at=verdict.evaluated_at,
         verdict=verdict.verdict,
-        keys=keys_of(results, policy, data),
+        keys=keys_of(results, policy, data or results.subject.data),
         rates=rates_of(results, policy),
         pairing=results.run.pairing,
         batches=tuple(step.batch for step in results.steps),
@@ -146,16 +146,33 @@ def load(path: Path) -> SavedBaseline | None:
         ResultsError: it cannot be read, or was changed after it was written.
     """
     try:
-        found = SavedBaseline.model_validate(parse_json(read_bounded(path)))
+        raw = read_bounded(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError) as error:
-        what = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise ResultsError(
-            f"{path}: the baseline cannot be read ({what}); set it again with `leakaudit baseline set RUN`"
-        ) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(str(path), error) from None
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes, source: str) -> SavedBaseline:
+    """Return the content of a baseline's file; `source` is its name in messages.
+
+    Raises:
+        ResultsError: it is no baseline, or was changed after it was written.
+    """
+    try:
+        found = SavedBaseline.model_validate(parse_json(raw))
+    except ValueError as error:
+        raise _unreadable(source, error) from None
     if found.digest and found.digest != found.content_digest:
         raise ResultsError(
-            f"{path}: the baseline was changed after it was written; set it again with `leakaudit baseline set RUN`"
+            f"{source}: the baseline was changed after it was written; set it again with `leakaudit baseline set RUN`"
         )
     return found
+
+
+def _unreadable(source: str, error: OSError | ValueError) -> ResultsError:
+    what = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+    return ResultsError(
+        f"{source}: the baseline cannot be read ({what}); set it again with `leakaudit baseline set RUN`"
+    )

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from leakaudit.gate.controls import judge_age, judge_controls
+from leakaudit.gate.coverage import another_adversary
 from leakaudit.gate.evaluate import evaluate, judge, unreadable
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.pooling import Pool, pool
 from leakaudit.gate.regression import ABSENT, Reference
 from leakaudit.gate.requirements import other_runs
-from leakaudit.gate.rules import Gaps
-from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject
+from leakaudit.gate.rules import Gaps, unclaimed
+from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject, judged_by, together
 from leakaudit.gate.verdict import PooledRun, Status, Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.keys import NAMES, changed, in_words, keys_of
@@ -93,7 +94,7 @@ def judge_together(
     problems = [*_problems(alone), *_given_differently(given)]
     if problems:
         verdict = unreadable(problems[0], policy, now=now).model_copy(update={"problems": tuple(problems)})
-        return _about(verdict, given, alone, first, {})
+        return _about(judged_by(claim.source, verdict), given, alone, first, {})
     if refusal := _not_poolable(found, policy, despite):
         verdict = unreadable(refusal, policy, now=now).model_copy(
             update={
@@ -104,20 +105,36 @@ def judge_together(
                 "texts_back": sum(alone[number].texts_back for number in first),
             }
         )
-        return _about(verdict, given, alone, first, {})
+        return _about(judged_by(claim.source, verdict), given, alone, first, {})
     joined = pool(found)
-    bounds = [
-        judge_subject(one.results, policy, replace(claim, binding=one.binding))
-        for number, one in enumerate(given)
-        if number in first and one.results is not None
-    ]
+    bound = together(
+        {
+            one.results.run.id: judge_subject(one.results, policy, replace(claim, binding=one.binding))
+            for number, one in enumerate(given)
+            if number in first and one.results is not None
+        }
+    )
     gaps = _gaps(found, policy, joined, now)
-    gaps = Gaps((*gaps.sentences, *dict.fromkeys(gap for bound in bounds for gap in bound.gaps)), gaps.broken)
-    reference = reference_of(joined.results)
-    verdict = judge(joined.results, policy, now=now, waivers=waivers, reference=reference, imported=imported, more=gaps)
+    verdict = judge(
+        joined.results,
+        policy,
+        now=now,
+        waivers=waivers,
+        reference=_earlier(reference_of(joined.results), found),
+        imported=imported,
+        more=Gaps((*gaps.sentences, *bound.gaps), gaps.broken),
+        notes=bound.sentences,
+    )
     notes = [*_said(joined, found, policy, len(given)), *_leaks(verdict)]
     verdict = verdict.model_copy(update={"sentence": " ".join([verdict.sentence, *notes])})
-    return _about(verdict, given, alone, first, joined.repeated)
+    return _about(bound.in_verdict(verdict), given, alone, first, joined.repeated)
+
+
+def _earlier(reference: Reference, runs: Sequence[Results]) -> Reference:
+    """Return the baseline, or the problem that it is one of the runs that are judged."""
+    if reference.run not in {run.run.id for run in runs}:
+        return reference
+    return Reference(problem=f"the baseline {reference.run} is one of these runs; name an earlier one")
 
 
 def _about(
@@ -176,7 +193,7 @@ def _given_differently(given: Sequence[Given]) -> Iterator[str]:
 
 def _not_poolable(runs: Sequence[Results], policy: Policy, despite: Collection[str]) -> str:
     """Return why runs cannot be pooled, with the values that differ; else empty."""
-    keys = {run.run.id: keys_of(run, policy) for run in runs}
+    keys = _keys_of(runs, policy)
     start = keys[runs[0].run.id]
     names = {name for own in keys.values() for name in changed(start, own)} - {*despite}
     said = [
@@ -191,6 +208,15 @@ def _not_poolable(runs: Sequence[Results], policy: Policy, despite: Collection[s
     if said and not always:
         always = [f"If they are to count together all the same, add {hint}."]
     return " ".join(["These runs cannot be pooled.", *said, *always])
+
+
+def _keys_of(runs: Sequence[Results], policy: Policy) -> dict[str, dict[str, str]]:
+    """Return run -> comparability keys.
+
+    A run that does not name its data set may have that of the others, so the names are compared only where two are given.
+    """
+    named = len({run.subject.data for run in runs if run.subject.data}) > 1
+    return {run.run.id: keys_of(run, policy, run.subject.data if named else "") for run in runs}
 
 
 def _never_alike(runs: Sequence[Results]) -> Iterator[str]:
@@ -238,6 +264,9 @@ def _gaps(runs: Sequence[Results], policy: Policy, joined: Pool, now: datetime) 
     old = [run.run.id for run in runs if judge_age(run, policy, now)[1]]
     if old:
         found.append(f"The age of {_named(old)} is more than the policy allows, or unknown.")
+    for run in runs:
+        own = (*another_adversary(run, policy.requires.threat_model), *unclaimed(run, policy))
+        found += [f"Run {run.run.id}: {sentence}" for sentence in own]
     broken = []
     seeing = {kind for kind, own in joined.results.controls.kinds.items() if own.k}
     for run in runs:
@@ -254,8 +283,9 @@ def _gaps(runs: Sequence[Results], policy: Policy, joined: Pool, now: datetime) 
 
 def _said(joined: Pool, runs: Sequence[Results], policy: Policy, given: int) -> Iterator[str]:
     """Yield sentences on what was pooled, and on what was not counted."""
-    start = keys_of(runs[0], policy)
-    differ = [name for name in NAMES if any(name in changed(start, keys_of(run, policy)) for run in runs)]
+    keys = _keys_of(runs, policy)
+    start = keys[runs[0].run.id]
+    differ = [name for name in NAMES if any(name in changed(start, own) for own in keys.values())]
     of = counted(len(runs), "run")
     yield f"{of} judged together: {counted(len(joined.results.steps), 'step')}."
     if again := given - len(runs):
@@ -265,8 +295,8 @@ def _said(joined: Pool, runs: Sequence[Results], policy: Policy, given: int) -> 
         yield f"{counted(repeats, 'step')} {verb} not count again."
     if differ:
         yield f"They were pooled although they differ in {in_words(differ)}."
-    if len(runs) > 1:
-        yield "Results do not name their data set; these are pooled as if it were the same."
+    if len(runs) > 1 and not all(run.subject.data for run in runs):
+        yield "Not every run names its data set; these are pooled as if it were the same."
     if (commits := len({run.subject.code_commit for run in runs} - {None})) > 1:
         yield f"They are of {commits} commits of the code."
     if not joined.paired and len(runs) > 1:

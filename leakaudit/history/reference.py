@@ -11,14 +11,13 @@ from leakaudit.gate.controls import trusted
 from leakaudit.gate.evidence import gather_own
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.regression import ABSENT, NO_BASELINE, Counted, Reference, Seen, counted_of, series_of
-from leakaudit.history.baseline import SEEN, Outcomes, SavedBaseline, load
+from leakaudit.history.baseline import SEEN, Outcomes, SavedBaseline, load, parse
 from leakaudit.history.keys import changed, differences_in_words, keys_of
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Results
 
-NOT_COMPARED = frozenset({"policy", "data"})
-"""Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter. `data`:
-results do not name their data set."""
+NOT_COMPARED = frozenset({"policy"})
+"""Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter."""
 
 
 def reference_for(results: Results, policy: Policy, policy_file: Path | None, given: Path | None = None) -> Reference:
@@ -40,14 +39,7 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
         raise ResultsError(f"{given}: no such file or folder; name the baseline's file, or an audit")
     if place.is_dir() or _holds_results(place):
         return reference_of(load_results(place), results, policy)
-    saved = load(place)
-    if saved is None:
-        return Reference(problem=f"{place.name}: {NO_BASELINE}")
-    if not saved.digest:
-        return Reference(
-            problem=f"{place.name} has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
-        )
-    return _of_file(saved, results, policy)
+    return _of_file(load(place), place, results, policy)
 
 
 def baseline_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path:
@@ -76,30 +68,41 @@ def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
         results_digest=base.digest or "",
         pairing=base.run.pairing,
         series=series,
-        differs=_differs(keys_of(base, policy), keys_of(results, policy)),
+        differs=_differs(keys_of(base, policy, base.subject.data), results, policy),
     )
 
 
-def reference_in(raw: bytes, results: Results, policy: Policy) -> Reference:
+def reference_in(raw: bytes | None, source: str, results: Results, policy: Policy) -> Reference:
     """Return the baseline in the bytes of its file.
 
+    Args:
+        raw: the bytes; None if there is no such file.
+        source: the file's name in messages.
+        results: the audit that is judged.
+        policy: its policy.
+
     Raises:
-        ValueError: it is no baseline, or was changed after it was written.
+        ResultsError: it is no baseline, or was changed after it was written.
     """
-    saved = SavedBaseline.model_validate(parse_json(raw))
-    if saved.digest != saved.content_digest:
-        raise ValueError("was changed after it was written: its content does not have the digest that it names")
-    return _of_file(saved, results, policy)
+    if not policy.compares:
+        return ABSENT
+    return _of_file(None if raw is None else parse(raw, source), policy.baseline.file, results, policy)
 
 
-def _of_file(saved: SavedBaseline, results: Results, policy: Policy) -> Reference:
+def _of_file(saved: SavedBaseline | None, place: Path, results: Results, policy: Policy) -> Reference:
+    if saved is None:
+        return Reference(problem=f"{place.name}: {NO_BASELINE}")
+    if not saved.digest:
+        return Reference(
+            problem="the baseline has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
+        )
     return Reference(
         run=saved.run,
         results_digest=saved.results_digest,
         digest=saved.digest,
         pairing=saved.pairing,
         series={one.series: _counted(saved, one) for one in saved.outcomes},
-        differs=_differs(saved.keys, keys_of(results, policy)),
+        differs=_differs(saved.keys, results, policy),
     )
 
 
@@ -112,9 +115,14 @@ def _counted(saved: SavedBaseline, found: Outcomes) -> Counted:
     return Counted(tuple(seen for _, seen in steps), once)
 
 
-def _differs(base: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Return the keys that differ, in words with both values; empty if none does."""
-    names = [name for name in changed(base, new) if name not in NOT_COMPARED]
+def _differs(base: Mapping[str, str], results: Results, policy: Policy) -> str:
+    """Return the keys that differ, in words with both values; empty if none does.
+
+    Data sets are compared only where both have a name: one without a name may be the same.
+    """
+    new = keys_of(results, policy, results.subject.data)
+    named = base.get("data") and new["data"]
+    names = [name for name in changed(base, new) if name not in NOT_COMPARED and (name != "data" or named)]
     return f"they differ in {differences_in_words(names, base, new)}" if names else ""
 
 
@@ -134,7 +142,7 @@ def before_setting(results: Results, policy: Policy, place: Path) -> tuple[Refer
     except ResultsError:
         found = ABSENT  # it is written anew
     alone = tuple(rule for rule in policy.rules if rule.versus_baseline is None)
-    first = bool(found.problem) or found.results_digest == results.digest
+    first = bool(found.problem) or found.run == results.run.id
     if first and any(rule.level == "error" for rule in alone):
         return ABSENT, policy.model_copy(update={"rules": alone})
     return found, policy

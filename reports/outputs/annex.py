@@ -19,7 +19,7 @@ from leakaudit.gate.wording import at_least, at_most, number, percent
 from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.outputs.model_card import LIMITS
 from leakaudit.reports.redaction import redact
-from leakaudit.reports.wording import date_and_time, meaning, rule_seen
+from leakaudit.reports.wording import date_and_time, meaning, rule_bounds, rule_seen
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.recovery import join
 from leakaudit.results.schema import Results, TextMode
@@ -110,7 +110,9 @@ def _head(results: Results, verdict: Verdict) -> list[str]:
 
 
 def _rows(results: Results, verdict: Verdict) -> Iterable[Row]:
-    shipped = [rule for rule in verdict.rules if rule.defense in (SHIPPED, shipped_column(results))]
+    about = [rule for rule in verdict.rules if rule.defense in (SHIPPED, shipped_column(results))]
+    claims = [rule for rule in about if rule.kind == "claimed_epsilon"]
+    shipped = [rule for rule in about if rule not in claims]
     texts = [rule for rule in shipped if not _about_labels(rule)]
     labels = [rule for rule in shipped if _about_labels(rule)]
     every, on_texts = _attacks(results, shipped), _attacks(results, texts)
@@ -148,13 +150,13 @@ def _rows(results: Results, verdict: Verdict) -> Iterable[Row]:
     yield Row(
         "EU AI Act (Regulation 2024/1689), Art. 15(5), confidentiality attacks",
         f"confidentiality of training data against somebody who sees updates: {every}",
-        f"{verdict.verdict} by the policy. {_result(shipped)}",
+        "; ".join([f"{verdict.verdict} by the policy. {_result(shipped)}", *map(_claimed, claims)]),
         f"data poisoning, model poisoning, adversarial examples, model flaws; {open_ends}",
     )
     yield Row(
         "NIST SP 800-226, evaluation of differential privacy guarantees",
         f"the update with its declared defence ({_declared(results)}), {_adaptive(results)}",
-        _result(shipped),
+        "; ".join([_result(shipped), *map(_claimed, claims)]),
         "the accounting of epsilon and delta, the unit of privacy, and attacks that are not named here; an attack can contradict a guarantee, never show it",
     )
     yield Row(
@@ -219,9 +221,17 @@ def _badness(rule: RuleVerdict) -> tuple[int, float]:
     return list(Status).index(rule.status), 1.0 if rule.upper is None else rule.upper
 
 
+def _claimed(rule: RuleVerdict) -> str:
+    """Say what a rule on a claimed epsilon saw."""
+    found = rule_seen(rule) if rule.observed is None else f"{rule_seen(rule)}, which no attack confirms"
+    return f"{rule.id}: {rule.word}, {found}"
+
+
 def _said(rule: RuleVerdict) -> str:
     if not rule.n:
         return f"{rule.id}: {rule.word}, no evidence"
+    if rule.versus is not None:
+        return f"{rule.id}: {rule.word}, {rule_seen(rule)}, a change of {rule_bounds(rule)} ({percent(rule.confidence)} bounds)"
     share = rule.k is not None or bool(rule.imported)
     bounds = [] if rule.lower is None else [f"at least {at_least(rule.lower) if share else number(rule.lower)}"]
     bounds += [] if rule.upper is None else [f"at most {at_most(rule.upper) if share else number(rule.upper)}"]

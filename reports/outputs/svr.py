@@ -72,9 +72,13 @@ def _words(rule: RuleVerdict) -> list[str]:
     found = [*([rule.imported] if rule.imported else []), rule.subject.replace("%", "PCT")]
     found += [f"{rule.min_tokens}TOK"] if rule.min_tokens is not None else []
     found += ["BY", *rule.scope] if rule.scope else []
-    limits = {"max_rate": ["RATE_LE", f"{100 * rule.threshold:g}PCT"], "max_count": ["COUNT_LE", f"{rule.threshold:g}"]}
+    limits = {
+        "max_rate": ["RATE_LE", f"{100 * rule.threshold:g}PCT"],
+        "max_count": ["COUNT_LE", f"{rule.threshold:g}"],
+        "versus_baseline": ["RATE_INCREASE_SINCE_BASELINE_LE", f"{100 * rule.threshold:g}PCT"],
+    }
     found += limits.get(rule.kind, ["LE", f"{rule.threshold:g}"])
-    observed_only = rule.kind == "max_count" or rule.subject.startswith("max ")
+    observed_only = rule.kind in ("max_count", "claimed_epsilon") or rule.subject.startswith("max ")
     found += [] if observed_only else [f"{100 * rule.confidence:g}"]
     return [_word(one) for one in found]
 

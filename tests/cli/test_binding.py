@@ -362,3 +362,20 @@ def test_artefacts_in_a_file_count_from_its_folder() -> None:
     config = load_config(Path("conf/audit.yaml"))
     assert config.artifacts == (Path("conf/../out/m.bin"),) and config.data_name == "notes-7"
     assert AuditConfig().artifacts == ()
+
+
+def test_several_runs_say_what_they_are_about() -> None:
+    """Wrong: of several runs nobody says that the policy changed, or what they made."""
+    released = weights()
+    found = written(taken(LOOSER), artifacts=(released,))
+    other = with_digest(found.model_copy(update={"run": found.run.model_copy(update={"id": "other"})}))
+    Path("other").mkdir()
+    Path("other/results.json").write_text(json.dumps(to_json(other)), encoding="utf-8")
+    at = ("--at", NOW.isoformat())
+    both = verdict("other", "--policy", policy(), "--artifact", released, *at, code=0)
+    assert both["policy_changed"] and both["policy_of_run"] and "was changed after the run began" in both["sentence"]
+    assert both["about"]["compared"] == both["about"]["artifacts"] != []
+    bare = with_digest(other.model_copy(update={"subject": audit(0, 1).subject}))
+    Path("other/results.json").write_text(json.dumps(to_json(bare)), encoding="utf-8")
+    one = verdict("other", "--policy", policy(), "--artifact", released, *at, code=0)
+    assert not one["about"]["compared"] and "The run names no artefact" in one["sentence"]

@@ -18,14 +18,16 @@ from leakaudit.explanation import COLUMNS
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.explained import WORDS
-from leakaudit.gate.policy import Policy, default_policy, round_policy
+from leakaudit.gate.policy import Policy, default_policy, load_policy, round_policy
 from leakaudit.gate.steps_needed import steps_of_rule
 from leakaudit.gate.verdict import ControlVerdict, Status
+from leakaudit.history.baseline import baseline_of, save
 from leakaudit.plugins.described import Described, described
 from leakaudit.reports import print_verdict
 from leakaudit.results.explained import STAMPS, STATUSES
 from leakaudit.results.files import to_json, with_digest
 from leakaudit.results.schema import AttackEntry, AttemptStatus, Results, VerificationStatus
+from tests.gate.test_regression import marked
 from tests.support.factories import NOW, attempt, audit, policy, results, step
 
 MOST_LINES = 13
@@ -122,6 +124,7 @@ def test_a_word_with_two_meanings_gets_both_and_a_kind_chooses() -> None:
     assert "how an attempt ended" in said("error") and "exit code 5" in said("error")
     assert said("143") == said("137") != said("130")
     assert said("exact-match rate") == said("exact"), "a label names its plugin"
+    assert said("clip-difference") == said("clip-noise"), "a former name is read as that of today"
 
 
 def test_an_unknown_word_gets_the_nearest_ones_and_exit_code_2() -> None:
@@ -273,3 +276,27 @@ def test_the_gate_names_the_command_where_it_does_not_pass() -> None:
     found = audit(0, 60)
     broken = found.model_copy(update={"run": found.run.model_copy(update={"finished": "2027-01-01T00:00:00Z"})})
     assert last_line(broken) == "`leakaudit explain exit-code 5` says what this means and what to do."
+
+
+def test_rules_on_numbers_of_others_are_explained_as_such(tmp_path: Path) -> None:
+    """Wrong: an unknown word, or more attacks where an accountant is missing."""
+    rules = "  - {id: epsilon, claimed_epsilon: {max: 8}}\nimported:\n  - {id: model, import: memaudit, measure: regurgitation_rate, max_value: 0.1}\n"
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY + rules)
+    folder = kept(tmp_path, audit(0, 60))
+    epsilon = said("epsilon", "--policy", file, "--run", folder)
+    assert "needs an accountant" in epsilon and "Correct what the reasons name" in epsilon and "attack" not in epsilon
+    model = said("model", "--policy", file, "--run", folder)
+    assert "regurgitation rate of the trained model" in model and "--memaudit FILE" in model
+    assert "model" in run("--policy", file).stdout
+
+
+def test_a_difference_is_explained_with_the_baseline_of_the_policy(tmp_path: Path) -> None:
+    """Wrong: `no baseline is set` where there is one."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY + "  - {id: worse, event: exact_sentence, versus_baseline: {margin: 0.1}}\n")
+    rules, base = load_policy(file), marked(audit(0, 60), "old")
+    verdict = gate.evaluate(base, rules, now=NOW)
+    save(baseline_of(base, rules, verdict), tmp_path / "leakaudit.baseline.json")
+    text = said("worse", "--policy", file, "--run", kept(tmp_path, marked(audit(0, 60), "new")))
+    assert "In this run: PASS. 0 of 60" in text and "0 of 60 in the baseline old" in " ".join(text.split())

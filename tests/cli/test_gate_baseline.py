@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -203,3 +204,105 @@ def test_the_end_of_an_audit_reads_the_same_baseline_and_survives_a_broken_one()
         publish(Path(status), marked(audit(3, 57), "run-2"), config)
         rules = {rule["id"]: rule["status"] for rule in json.loads(Path(status, "verdict.json").read_text())["rules"]}
         assert rules == {"no-worse": status, "rate": "PASS"}
+
+
+def committed() -> None:
+    """Commit the files of the working folder."""
+    for words in ("init -q", "add rules", "-c user.email=a@b.c -c user.name=a commit -q --allow-empty -m files"):
+        subprocess.run(["git", *words.split()], check=True)
+
+
+def from_commit(*runs: str) -> dict[str, Any]:
+    """Judge by the policy and the baseline of the last commit."""
+    done = run("gate", *runs, "--policy-ref", "HEAD", "--policy", "rules/policy.yaml", "--json")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == found["exit_code"]
+    return found
+
+
+def test_a_commit_and_a_folder_say_the_same_of_a_baseline() -> None:
+    """Wrong: a traceback, or exit code 2 before the first baseline is set."""
+    write_audit(Path("new"), marked(audit(3, 57), "run-2"))
+    file = Path("rules/leakaudit.baseline.json")
+    committed()
+    assert "no baseline is set" in from_commit("new")["sentence"]
+    assert set_baseline().exit_code == 0
+    good = json.loads(file.read_text())
+    for text, verdict, said in (
+        (json.dumps(good), "PASS", "baseline run-1"),
+        ("{", "ERROR", "cannot be read"),
+        (json.dumps(good | {"rates": []}), "ERROR", "was changed after it was written"),
+        (json.dumps(good | {"digest": ""}), "INCONCLUSIVE", "has no digest"),
+    ):
+        file.write_text(text)
+        committed()
+        here = json.loads(run("gate", "new", "--policy", "rules/policy.yaml", "--json").stdout)
+        for found in (from_commit("new"), here):
+            assert found["verdict"] == verdict and said in found["sentence"], (text[:40], found["sentence"])
+        assert from_commit("new")["policy_commit"]
+
+
+def test_an_unreadable_baseline_is_an_error_of_several_runs_too() -> None:
+    """Wrong: exit code 5 without a document."""
+    write_audit(Path("new"), marked(audit(3, 57), "run-2"))
+    Path("rules/leakaudit.baseline.json").write_text("{")
+    assert run("gate", "old", "new", "--policy", "rules/policy.yaml").exit_code == 5
+    assert json.loads(Path("pooled_verdict.json").read_text())["verdict"] == "ERROR"
+
+
+def test_no_run_of_several_is_compared_with_itself() -> None:
+    """Wrong: PASS of leaking runs, because one of them was set as the baseline."""
+    for name, first in (("old", 0), ("new", 100)):
+        write_audit(Path(name), marked(audit(30, 30), name, first))
+    assert set_baseline("old", "--anyway").exit_code == 0
+    assert run("gate", "old", "new", "--policy", "rules/policy.yaml").exit_code == 4
+    assert "is one of these runs" in json.loads(Path("pooled_verdict.json").read_text())["sentence"]
+
+
+def test_a_bundle_does_not_compare_an_audit_with_itself() -> None:
+    """Wrong: PASS in the bundle, whose results have another digest."""
+    one = marked(audit(30, 30), "run-2")
+    write_audit(Path("new"), changed(one, run=one.run.model_copy(update={"command": "leakaudit run /home/ann/x"})))
+    assert set_baseline("new", "--anyway").exit_code == 0
+    assert run("gate", "new", "--policy", "rules/policy.yaml").exit_code == 4
+    assert run("bundle", "new", "--policy", "rules/policy.yaml", "-o", "b.zip").exit_code == 0
+    checked = run("bundle", "verify", "b.zip")
+    assert checked.exit_code == 0 and "ok: INCONCLUSIVE" in checked.stdout, checked.output
+
+
+def test_a_bundle_with_a_baseline_without_digest_is_consistent() -> None:
+    """Wrong: what `bundle` just wrote does not pass `bundle verify`."""
+    assert set_baseline().exit_code == 0
+    file = Path("rules/leakaudit.baseline.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"digest": ""}))
+    judge()
+    assert run("bundle", "new", "--policy", "rules/policy.yaml", "-o", "b.zip").exit_code == 0
+    checked = run("bundle", "verify", "b.zip")
+    assert checked.exit_code == 0, checked.output
+
+
+def test_a_bundle_is_not_dated_by_a_verdict_with_another_baseline() -> None:
+    """Wrong: the time of one verdict in a bundle with another one."""
+    assert set_baseline().exit_code == 0
+    judge()
+    write_audit(Path("older"), marked(audit(0, 60), "run-0"))
+    assert set_baseline("older", "--anyway").exit_code == 0
+    done = run("bundle", "new", "--policy", "rules/policy.yaml")
+    assert done.exit_code == 5 and "or baseline" in done.output
+
+
+def of_data(name: str, run_id: str) -> Results:
+    """Return an audit that names its data set."""
+    found = marked(audit(3, 57), run_id)
+    return changed(found, subject=found.subject.model_copy(update={"data": name}))
+
+
+def test_an_audit_of_another_data_set_is_not_compared() -> None:
+    """Wrong: no worse than a baseline on other data."""
+    write_audit(Path("old"), of_data("notes", "run-1"))
+    assert "has no name here" not in set_baseline().output, "the results name it"
+    done, _ = judge(of_data("letters", "run-2"))
+    assert done.exit_code == 4 and "they differ in the data set" in " ".join(done.stdout.split())
+    assert judge(of_data("letters", "run-2"), "--baseline", "old")[0].exit_code == 4
+    assert judge(of_data("notes", "run-2"))[0].exit_code == 0
+    assert judge(marked(audit(3, 57), "run-2"))[0].exit_code == 0, "it may be the same"

@@ -133,3 +133,19 @@ def test_every_output_shows_the_runs(policy: Path, jobs: list[Path]) -> None:
     assert names == ["policy", *(f"results.json of run-{number}" for number in range(6))]
     document = json.loads(run(*jobs, "--policy", policy, "--json").stdout)
     assert [one["run"] for one in document["runs"]] == [f"run-{number}" for number in range(6)]
+
+
+def test_a_verdict_that_cannot_be_kept_where_the_caller_wants_it_is_an_error(policy: Path, jobs: list[Path]) -> None:
+    """Wrong: exit code 0 without a word and without the file."""
+    done = run(*jobs, "--policy", policy, "--out", "nowhere/v.json")
+    assert done.exit_code == 5 and "v.json was not written" in done.stderr
+    assert run(*jobs, "--policy", policy).exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--out", "--junit", "--summary"])
+def test_a_file_that_is_read_is_not_overwritten(option: str, policy: Path, jobs: list[Path]) -> None:
+    """Wrong: the policy is gone."""
+    text = policy.read_text()
+    done = run(*jobs, "--policy", policy, option, policy)
+    assert done.exit_code == 2 and "this file is read here" in done.stderr
+    assert policy.read_text() == text

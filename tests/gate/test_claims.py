@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from leakaudit.gate.early import decided
 from leakaudit.gate.verdict import RuleVerdict, Status
 from leakaudit.results.schema import Privacy
-from tests.support.factories import NOW, audit, policy
+from tests.support.factories import NOW, attempt, audit, policy, results, step
 from tests.support.judging import RATE, judge
 
 CLAIM = {"id": "epsilon", "claimed_epsilon": {"max": 8, "delta_max": 1e-5}}
@@ -146,3 +146,30 @@ def test_an_early_verdict_knows_the_claim() -> None:
     failed = audit(0, 60, privacy=(changed(epsilon=9.0),))
     assert decided(failed, policy(RATE, CLAIM), now=NOW) is Status.FAIL
     assert decided(audit(0, 200, privacy=(TOLD,)), policy(RATE, CLAIM), now=NOW) is Status.PASS
+
+
+def test_a_claim_is_no_look_at_what_is_shipped() -> None:
+    """Wrong: PASS where the attacks judged only a defence that the run does not ship."""
+    other = RATE | {"scope": {"defense": "prune"}}
+    found = results(
+        [step(number) for number in range(60)],
+        [
+            attempt(number, defense=defense, leaks=defense == "none")
+            for number in range(60)
+            for defense in ("none", "prune")
+        ],
+        privacy=(TOLD,),
+    )
+    assert judge(found, other).verdict is Status.INCONCLUSIVE
+    both = judge(found, other, CLAIM)
+    assert both.verdict is Status.INCONCLUSIVE
+    assert "No rule at level error looks at the update that the run ships" in both.sentence
+
+
+def test_no_defence_is_recommended_by_an_accountant_alone() -> None:
+    """Wrong: a defence that passes because no rule asks what attacks read under it."""
+    other = RATE | {"scope": {"defense": "prune"}}
+    computed = changed(defense="dp", origin="computed")
+    tried = [attempt(n, defense=one, leaks=one != "prune") for n in range(60) for one in ("none", "prune", "dp")]
+    found = judge(results([step(n) for n in range(60)], tried, privacy=(computed,)), other, CLAIM)
+    assert not found.alternatives and found.way_out is not None and not found.way_out.defense

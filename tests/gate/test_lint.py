@@ -233,12 +233,20 @@ def test_findings_stand_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_rules_of_every_kind_are_read() -> None:
-    """A kind of limit that the linter does not know would end it with a traceback."""
-    rate, worse = (
-        {"event": "exact_sentence", "max_rate": 0.05},
-        {"event": "exact_sentence", "versus_baseline": {"margin": 0.05}},
-    )
-    claims = [{"id": name, "claimed_epsilon": {"max": limit}} for name, limit in (("loose", 8), ("tight", 4))]
-    one = policy({"id": "rate"} | rate, {"id": "worse"} | worse, *claims)
-    assert found(one) == [("repeated", ("rules", 4, "claimed_epsilon"))]
+def test_every_kind_of_limit_can_be_checked_twice() -> None:
+    """Wrong: a linter that ends with a traceback on a kind of limit."""
+    twice: list[dict[str, Any]] = []
+    for number in (1, 2):
+        twice.append({"id": f"worse-{number}", "event": "exact_sentence", "versus_baseline": {"margin": number / 10}})
+        twice.append({"id": f"epsilon-{number}", "claimed_epsilon": {"max": number}})
+    assert [one for one, _ in found(policy(*twice))].count("repeated") == 2
+
+
+def test_a_claimed_epsilon_does_not_look_at_what_is_sent() -> None:
+    """Wrong: no warning where all attacks judge a defence that is not sent."""
+    rules = [
+        {"id": "epsilon", "claimed_epsilon": {"max": 8}},
+        {"id": "rate", "event": "exact_sentence", "max_rate": 0.05, "scope": {"defense": "prune"}},
+    ]
+    only = Policy.model_validate({"schema": "leakaudit.policy/1", "name": "p", "rules": rules})
+    assert ("not-shipped", ("rules",)) in found(only)

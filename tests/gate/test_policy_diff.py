@@ -148,3 +148,57 @@ def test_a_change_is_one_sentence() -> None:
     ]
     removed = compare_policies(policy(), policy(rules=PLAIN["rules"][1:]))
     assert [change.sentence for change in removed] == ["rule no-sentence-verbatim removed: looser"]
+
+
+IMPORTED = {"id": "model", "import": "memaudit", "measure": "regurgitation_rate", "max_value": 0.1}
+UNDECIDED = {"since": "2026-11-01", "until": "2026-11-20", "owner": "o", "reason": "r"}
+WORSE = {"id": "worse", "event": "exact_sentence", "versus_baseline": {"margin": 0.1}}
+EPSILON = {"id": "epsilon", "claimed_epsilon": {"max": 8.0}}
+
+
+def more(**rule: Any) -> list[dict[str, Any]]:
+    return [*PLAIN["rules"], rule]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "direction"),
+    [
+        ({"imported": [IMPORTED]}, {"imported": [IMPORTED | {"max_value": 0.5}]}, LOOSER),
+        ({"imported": [IMPORTED]}, {"imported": [IMPORTED | {"level": "warn"}]}, LOOSER),
+        ({"imported": [IMPORTED]}, {"imported": []}, LOOSER),
+        ({"imported": [IMPORTED]}, {"imported": [IMPORTED | {"severity": "critical"}]}, TIGHTER),
+        ({}, {"on_inconclusive": UNDECIDED}, LOOSER),
+        ({"on_inconclusive": UNDECIDED}, {"on_inconclusive": UNDECIDED | {"until": "2026-11-30"}}, LOOSER),
+        ({"on_inconclusive": UNDECIDED}, {"on_inconclusive": UNDECIDED | {"since": "2026-11-02"}}, TIGHTER),
+        ({"on_inconclusive": UNDECIDED}, {"on_inconclusive": UNDECIDED | {"owner": "p"}}, NEITHER),
+        ({"waivers": "w.yaml"}, {"waivers": {"file": "w.yaml", "max_days": 30}}, TIGHTER),
+        ({"waivers": "w.yaml"}, {"waivers": "v.yaml"}, NEITHER),
+        ({}, {"waivers": {"file": "w.yaml", "max_days": 30}}, LOOSER),
+        ({"subject": {"data": "notes"}}, {}, LOOSER),
+        ({"subject": {"data": "notes"}}, {"subject": {"data": "letters"}}, NEITHER),
+        ({"subject__base_model": "sha256:" + "0" * 64}, {}, LOOSER),
+        ({}, {"requires__threat_model": {"adversary": "active server"}}, TIGHTER),
+        ({}, {"requires__threat_model": {"granted_at_most": []}}, TIGHTER),
+        (
+            {"requires__threat_model": {"granted_at_most": ["labels"]}},
+            {"requires__threat_model": {"granted_at_most": ["labels", "words"]}},
+            LOOSER,
+        ),
+        ({"rules": more(**WORSE)}, {"rules": more(**WORSE, on_not_comparable="warn")}, LOOSER),
+        ({"rules": more(**EPSILON)}, {"rules": more(**EPSILON | {"claimed_epsilon": {"max": 9.0}})}, LOOSER),
+    ],
+)
+def test_a_change_of_a_part_that_may_be_missing_has_a_direction(
+    old: dict[str, Any], new: dict[str, Any], direction: Direction
+) -> None:
+    """Wrong: exit code 0 where a policy got looser."""
+    opposite = {LOOSER: TIGHTER, TIGHTER: LOOSER, NEITHER: NEITHER}
+    assert [change.direction for change in compare_policies(policy(**old), policy(**new))] == [direction]
+    assert [change.direction for change in compare_policies(policy(**new), policy(**old))] == [opposite[direction]]
+
+
+def test_an_attack_that_is_replaced_by_a_claim_is_a_rule_that_is_gone() -> None:
+    """Wrong: a rule of the same id, and nothing is looser."""
+    claim = [EPSILON | {"id": rule["id"]} if rule["id"] == "sentence-rate" else rule for rule in PLAIN["rules"]]
+    found = compare_policies(policy(), policy(rules=claim))
+    assert [change.direction for change in found] == [TIGHTER, LOOSER]

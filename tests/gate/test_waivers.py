@@ -15,10 +15,12 @@ from leakaudit.cli.gate import gate as gate_command
 from leakaudit.errors import ConfigError
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict
-from leakaudit.gate.waivers import Waivers, load_waivers
+from leakaudit.gate.waivers import Waivers, parse_waivers
 from leakaudit.reports import outputs, redact, render_html
+from leakaudit.reports.wording import NOT_BY_ATTACKS, meaning
 from leakaudit.results.files import to_json, with_digest
-from leakaudit.results.schema import Results
+from leakaudit.results.schema import Privacy, Results
+from tests.gate.test_imported import found as imported
 from tests.support.factories import NOW, audit, policy
 
 TODAY = NOW.astimezone(UTC).date()
@@ -142,7 +144,7 @@ def test_a_waiver_that_says_too_little_is_refused(tmp_path: Path, fields: dict[s
     file = tmp_path / "waivers.yaml"
     file.write_text(json.dumps({"schema": "leakaudit.waivers/1", "waivers": [waiver(**fields)]}))
     with pytest.raises(ConfigError, match=said):
-        load_waivers(file)
+        parse_waivers(file.read_text(), str(file))
 
 
 def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "waivers.yaml"
     file.write_text(json.dumps({"schema": "leakaudit.waivers/1", "waivers": [waiver(), waiver()]}))
     with pytest.raises(ConfigError, match="two waivers are named 'W-1'"):
-        load_waivers(file)
+        parse_waivers(file.read_text(), str(file))
 
 
 def test_every_output_says_that_a_rule_is_waived() -> None:
@@ -219,3 +221,29 @@ def test_allowing_an_undecided_verdict_never_lets_a_leak_through(found: Results)
     if verdict.verdict is Status.INCONCLUSIVE:
         assert verdict.texts_back
     assert verdict.allowing_inconclusive() == verdict
+
+
+def test_a_gap_keeps_results_of_others_from_passing_a_waived_audit() -> None:
+    """Wrong: PASS by another report alone, although the audit is too old."""
+    rules = policy(
+        RATE,
+        imported=[{"id": "model", "import": "memaudit", "measure": "regurgitation_rate", "max_value": 0.5}],
+        evidence={"max_age": "1h"},
+    )
+    given = Waivers.model_validate({"waivers": [waiver()]})
+    stated = imported(0, 200, created_at=NOW.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    verdict = evaluate(LEAKS, rules, now=NOW, waivers=given, imported=stated)
+    assert {rule.id: rule.word for rule in verdict.rules} == {"sentence-rate": "WAIVED", "model": "PASS"}
+    assert verdict.verdict is Status.INCONCLUSIVE and "the policy allows 1h" in verdict.sentence
+
+
+def test_an_epsilon_above_a_ceiling_is_no_share() -> None:
+    """Wrong: `the rule reached 310%`."""
+    told = Privacy(epsilon=3.1, delta=1e-5, accountant="opacus rdp", origin="accountant", steps=4)
+    verdict = judged(
+        audit(0, 60, privacy=(told,)),
+        waiver(rule="epsilon", ceiling=0.5),
+        rules=(RATE, {"id": "epsilon", "claimed_epsilon": {"max": 1}}),
+    )
+    assert "reached epsilon 3.1, above the ceiling of 50%" in verdict.waivers[0].sentence
+    assert meaning(verdict) == NOT_BY_ATTACKS, "nothing was read out of the updates"

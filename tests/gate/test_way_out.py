@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict, WayOut
+from leakaudit.history.reference import reference_of
 from leakaudit.results.schema import Attempt, AttemptStatus, Price, Utility, VerificationStatus
-from tests.support.factories import NOW, attempt, policy, results, step
+from tests.support.factories import NOW, attempt, audit, policy, results, step
 
 STEPS = 60
 
@@ -189,3 +191,26 @@ def test_undecided_defences_are_named_with_what_was_found_and_what_is_allowed() 
 def test_without_another_defence_that_is_what_is_missing() -> None:
     """Nothing was tested, so nothing can be said to fail."""
     assert out({}).sentence == "No other defence than the one that the run ships was tested."
+
+
+def test_the_bounds_of_a_difference_are_no_leak_rate() -> None:
+    """Wrong: `at most -22%`, the upper bound of the change since the baseline."""
+    rules = ({"id": "no-worse", "event": "exact_sentence", "versus_baseline": {"margin": 0.1}},)
+    tested = clean("sure")["sure"]
+    found = results([step(i) for i in range(STEPS)], [*(attempt(i, leaks=True) for i in range(STEPS)), *tested])
+    asked = policy(*rules)
+    before = reference_of(audit(30, 30), found, asked)
+    before = replace(before, run="old", differs="")
+    way = evaluate(found, asked, now=NOW, reference=before).way_out
+    assert way is not None and (way.defense, way.seen) == ("sure", "")
+
+
+def test_a_defence_that_lacks_an_accountant_is_not_called_short_of_steps() -> None:
+    """Wrong: only the rate that passes is said of it."""
+    claim = {"id": "epsilon", "claimed_epsilon": {"max": 8}}
+    rate = {"id": "rate", "event": "exact_sentence", "max_rate": 0.05}
+    found = results(
+        [step(i) for i in range(STEPS)], [*(attempt(i, leaks=True) for i in range(STEPS)), *clean("sure")["sure"]]
+    )
+    way = evaluate(found, policy(rate, claim), now=NOW).way_out
+    assert way is not None and "sure with no sentence in 60 steps (at most 4.9%) (open: epsilon)" in way.sentence

@@ -14,7 +14,7 @@ from leakaudit.gate.verdict import Status, Verdict, to_json
 from leakaudit.history.pooled import Given, judge_together
 from leakaudit.results.bounds import upper_bound
 from leakaudit.results.files import with_digest
-from leakaudit.results.schema import Controls, Results
+from leakaudit.results.schema import Controls, Privacy, Results
 from tests.benchmarks.pooled_runs import EQUAL, EVERY, MIXED, share
 from tests.support.factories import NOW, policy
 from tests.support.judging import RATE, RED_LINE, judge
@@ -336,3 +336,48 @@ def test_the_verdict_is_one_json_document() -> None:
         "sentence",
     }
     assert document["results_sha256"] is None and document["run"] == "6 runs"
+
+
+def test_runs_on_data_of_two_names_are_not_pooled() -> None:
+    """Wrong: clean steps on one data set let the leaks on another one pass."""
+    first, second, unnamed = small_runs(3, 30)
+    named = [
+        with_digest(run.model_copy(update={"subject": run.subject.model_copy(update={"data": name})}))
+        for run, name in ((first, "notes"), (second, "letters"))
+    ]
+    refused = together([*named, unnamed])
+    assert refused.verdict is Status.INCONCLUSIVE and "They differ in the data set" in refused.sentence
+    assert together(named, despite=("data",)).verdict is Status.PASS
+    assert together([named[0], unnamed]).verdict is Status.PASS, "it may be the same"
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "status"),
+    [
+        ((3.0, 3.0), Status.PASS),
+        ((3.0, 50.0), Status.FAIL),
+        ((50.0, 3.0), Status.FAIL),
+        ((3.0, None), Status.INCONCLUSIVE),
+        ((None, 3.0), Status.INCONCLUSIVE),
+    ],
+)
+def test_the_accountant_of_every_run_counts(epsilons: tuple[float | None, ...], status: Status) -> None:
+    """Wrong: PASS by the epsilon of the first run, whatever the others say."""
+    runs = []
+    for run, epsilon in zip(small_runs(2, 30), epsilons, strict=True):
+        told = Privacy(epsilon=epsilon, delta=1e-5, accountant="opacus rdp", origin="accountant", steps=4)
+        privacy = () if epsilon is None else (told,)
+        runs.append(with_digest(run.model_copy(update={"privacy": privacy})))
+    verdict = together(runs, RATE, {"id": "epsilon", "claimed_epsilon": {"max": 8}})
+    assert verdict.verdict is status
+    assert status is not Status.INCONCLUSIVE or "There is no accountant" in verdict.sentence
+
+
+def test_an_adversary_that_differs_is_not_pooled_away() -> None:
+    """Wrong: `--despite granted` lets the first run speak for the others."""
+    runs = small_runs(2, 30)
+    other = runs[1].threat_model.model_copy(update={"sees": "something else"})
+    runs[1] = with_digest(runs[1].model_copy(update={"threat_model": other}))
+    asked = {"threat_model": {"sees": "one client's transmitted update"}}
+    verdict = together(runs, RATE, requires=asked, despite=("granted",))
+    assert verdict.verdict is Status.INCONCLUSIVE and "Run run-1: The policy is about an adversary" in verdict.sentence

@@ -15,11 +15,13 @@ from leakaudit.errors import ResultsError
 from leakaudit.gate.evaluate import evaluate, unreadable
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.verdict import Status, Verdict
+from leakaudit.history.reference import reference_of
 from leakaudit.reports import outputs
 from leakaudit.results.files import to_json
-from leakaudit.results.schema import Coverage, NotTested, Results
+from leakaudit.results.schema import Coverage, NotTested, Privacy, Results
 from tests.gate.test_imported import found as imported_of
 from tests.gate.test_imported import with_rule
+from tests.gate.test_regression import marked
 from tests.reports.test_outputs import HOSTILE, SITUATIONS, hostile, verdict_of
 from tests.reports.test_redaction import CANARIES, NAMES, audited
 from tests.support.factories import NOW, audit, changed, policy
@@ -106,6 +108,21 @@ def test_a_failed_rule_is_worse_than_a_wide_bound() -> None:
     wide = failed.model_copy(update={"id": "wide", "upper": 0.6, "status": Status.PASS})
     cells = rows(SITUATIONS["leaks"], verdict.model_copy(update={"rules": (wide, failed)}))
     assert "the worst of 2 rules is failed: FAIL" in cells["55 (v) "][1]
+
+
+def test_a_claim_and_a_difference_are_what_they_are() -> None:
+    """Wrong: an epsilon above its limit is no evidence, a difference a share."""
+    told = Privacy(epsilon=3.1, delta=1e-5, accountant="opacus rdp", origin="accountant", steps=4)
+    found, base = marked(audit(0, 60, privacy=(told,)), "new"), marked(audit(0, 60), "old")
+    rules = policy(
+        {"id": "epsilon", "claimed_epsilon": {"max": 1}},
+        {"id": "worse", "event": "exact_sentence", "versus_baseline": {"margin": 0.1}},
+    )
+    cells = rows(found, evaluate(found, rules, now=NOW, reference=reference_of(base, found, rules)))
+    said = "epsilon: FAIL, claimed epsilon 3.10, which no attack confirms"
+    assert said in cells["800-226"][1] and "no evidence" not in cells["800-226"][1]
+    assert "epsilon" not in cells["55 (v) "][1]
+    assert cells["55 (v) "][1].startswith("worse: PASS, 0 of 60 steps, baseline 0 of 60, a change of ")
 
 
 def test_evidence_that_cannot_be_judged_has_no_annex() -> None:

@@ -19,7 +19,7 @@ from leakaudit.gate.imported import load_imported
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle_check import Checked, check_bundle
 from leakaudit.results.binding import SUBJECT
-from leakaudit.results.files import to_json, with_digest
+from leakaudit.results.files import digest_of, to_json, with_digest
 from leakaudit.results.schema import Results
 from tests.gate.test_imported import WRITTEN
 from tests.reports.test_outputs import SITUATIONS
@@ -338,3 +338,43 @@ def test_evidence_that_cannot_be_judged_has_no_bundle(tmp_path: Path) -> None:
     (folder / "results.json").write_text("{")
     assert called("bundle", folder, *AT).exit_code == 5
     assert not (folder / "leakaudit-evidence.zip").exists()
+
+
+def test_files_of_another_run_are_found_in_a_bundle_of_any_version(clean: Path, tmp_path: Path) -> None:
+    """Wrong: the files that another run made count as those of this one."""
+    folder = filled(tmp_path / "run", SITUATIONS["clean"])
+    made = tmp_path / "model.bin"
+    made.write_bytes(b"weights")
+    assert called("bind", folder, made).exit_code == 0
+    file = written(folder, "--policy", folder / "policy.yaml", *AT)
+    assert not check_bundle(file).problems
+    foreign = json.loads(content(file)[SUBJECT]) | {"results_digest": "sha256:" + "0" * 64}
+    foreign["digest"] = digest_of(foreign)
+    older = edited(file, bundle.VERSIONS, lambda one: one.update(leakaudit="0.0.9"))
+    found = forged(file, {SUBJECT: json.dumps(foreign).encode(), bundle.VERSIONS: older})
+    assert found.problems == [f"{SUBJECT} is about other results than {bundle.RESULTS}."]
+
+
+@pytest.mark.parametrize("command", ["gate", "bundle"])
+def test_a_time_that_is_none_in_utc_is_refused(command: str, clean: Path) -> None:
+    """Wrong: a traceback at the end of the calendar."""
+    done = called(command, clean.parent, "--at", "9999-12-31T23:59-11:00")
+    assert done.exit_code == 2 and "is no ISO date or time" in done.output
+
+
+@pytest.mark.parametrize(("asked", "mode"), [("hash", "hash"), ("masked", "masked"), ("full", "masked")])
+def test_without_an_option_the_policy_says_how_much_text_is_shown(asked: str, mode: str, tmp_path: Path) -> None:
+    """Wrong: patterns where the policy asks for hashes, or texts unasked."""
+    folder = filled(tmp_path / "run", SITUATIONS["clean"])
+    policy = folder / "policy.yaml"
+    policy.write_text(POLICY + f"report: {{text: {asked}, allow_full: true}}\n")
+    file = written(folder, "--policy", policy, *AT)
+    assert json.loads(content(file)[bundle.VERSIONS])["text"] == mode and not check_bundle(file).problems
+    done = called("report", folder, "--policy", policy)
+    assert done.exit_code == 0 and ("HASHES ONLY" in (folder / "report.html").read_text()) == (mode == "hash")
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(clean: Path) -> None:
+    """Wrong: a traceback."""
+    done = called("report", clean.parent, "-o", clean.parent / "nowhere" / "r.html")
+    assert done.exit_code == 5 and "r.html: was not written" in done.output

@@ -244,6 +244,11 @@ def test_a_verification_result_names_nothing_that_was_not_shown() -> None:
         ({"kind": "max_count", "threshold": 0.0, "min_tokens": 3}, "EXACT_SENTENCE_3TOK_COUNT_LE_0"),
         ({"kind": "max_value", "threshold": 0.5, "subject": "p95 rougeL"}, "P95_ROUGEL_LE_0P5_95"),
         ({"kind": "max_value", "threshold": 0.5, "subject": "max rougeL"}, "MAX_ROUGEL_LE_0P5"),
+        ({"kind": "versus_baseline", "threshold": 0.1}, "EXACT_SENTENCE_RATE_INCREASE_SINCE_BASELINE_LE_10PCT_95"),
+        (
+            {"kind": "claimed_epsilon", "threshold": 8.0, "subject": "claimed epsilon", "confidence": 1.0},
+            "CLAIMED_EPSILON_LE_8",
+        ),
         ({"scope": ("span", "tag")}, "EXACT_SENTENCE_BY_SPAN_TAG_RATE_LE_5PCT_95"),
         (
             {
@@ -373,6 +378,9 @@ def test_a_verification_result_is_written_on_pass_only(run: Path) -> None:
     Path("results.json").write_text(json.dumps(to_json(with_digest(SITUATIONS["leaks"]))))
     done = called(*asked)
     assert done.exit_code == 3 and not Path("svr.json").exists() and "the verdict is FAIL" in done.output
+    Path("svr.json").write_text("of an earlier PASS")
+    Path("policy.yaml").write_text("rules: 5")
+    assert called(*asked).exit_code == 2 and not Path("svr.json").exists(), "a wrong policy is no PASS either"
 
 
 @pytest.mark.parametrize(
