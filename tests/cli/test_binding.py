@@ -378,4 +378,4 @@ def test_several_runs_say_what_they_are_about() -> None:
     bare = with_digest(other.model_copy(update={"subject": audit(0, 1).subject}))
     Path("other/results.json").write_text(json.dumps(to_json(bare)), encoding="utf-8")
     one = verdict("other", "--policy", policy(), "--artifact", released, *at, code=0)
-    assert not one["about"]["compared"] and "The run names no artefact" in one["sentence"]
+    assert not one["about"]["compared"] and "This audit is not tied to" in one["sentence"]

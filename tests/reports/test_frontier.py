@@ -258,7 +258,7 @@ def test_panel_summary_and_terminal_name_the_same_defence_with_its_cost() -> Non
     out = io.StringIO()
     print_verdict(verdict, console=Console(file=out, width=200, no_color=True))
     assert f"next: {step}" in out.getvalue()
-    assert "try a defence that passes. Ship freeze" in summary(verdict)
+    assert "choose a defence that passes, and audit again. Ship freeze" in summary(verdict)
 
 
 def test_a_verdict_that_passes_recommends_nothing() -> None:
