@@ -28,7 +28,7 @@ EXISTING = click.Path(path_type=Path)
 
 REF_HELP = (
     "Read policy, waivers and baseline from this branch, tag or commit of git, such as origin/main, and never from the working folder. "
-    "Without --policy the file is policy.yaml."
+    "Without --policy the file is leakaudit.policy.yaml."
 )
 
 IDENTITY_HELP = (

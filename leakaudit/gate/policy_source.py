@@ -17,8 +17,8 @@ from leakaudit.gate.policy import Policy, default_policy, parse_policy
 from leakaudit.gate.waivers import Waivers, limits_of, parse_waivers, waivers_file
 from leakaudit.plugins.names import Names
 
-POLICY = "policy.yaml"
-"""File that is read from git if the caller names none. Our choice: the name in the documentation."""
+POLICY = "leakaudit.policy.yaml"
+"""File that is read from git if the caller names none. Our choice: what `leakaudit policy init` writes."""
 
 
 @dataclass(frozen=True)

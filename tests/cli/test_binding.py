@@ -63,7 +63,7 @@ def written(origin: Origin | None = None, *, leaks: int = 0, artifacts: tuple[Pa
 
 def policy(text: str = POLICY, more: str = "") -> Path:
     """Write a policy."""
-    path = Path("policy.yaml")
+    path = Path("leakaudit.policy.yaml")
     path.write_text(text + more, encoding="utf-8")
     return path
 
@@ -288,8 +288,8 @@ def test_a_policy_of_a_commit_is_not_that_of_the_working_folder() -> None:
     """Whoever can only change the working folder cannot loosen the policy."""
     repository(policy=POLICY)
     written(leaks=20)
-    Path("policy.yaml").write_text(LOOSER)
-    assert verdict("--policy", "policy.yaml", code=0)["policy_ref"] == ""
+    Path("leakaudit.policy.yaml").write_text(LOOSER)
+    assert verdict("--policy", "leakaudit.policy.yaml", code=0)["policy_ref"] == ""
     found = verdict("--policy-ref", "main", code=3)
     head = head_of(Path.cwd(), Path("run"))
     assert head is not None and (found["policy_ref"], found["policy_commit"]) == ("main", head.commit)
@@ -304,7 +304,7 @@ def test_waivers_are_read_from_the_same_commit() -> None:
     Path("waivers.yaml").write_text(
         "schema: leakaudit.waivers/1\nwaivers:\n  - {id: W-1, rule: sentence-rate, reason: known, owner: me, created: 2026-11-01, expires: 2026-11-20}\n"
     )
-    assert verdict("--policy", "policy.yaml", "--waivers", "waivers.yaml", code=0)["waivers"][0]["state"] == "applies"
+    assert verdict("--policy", "leakaudit.policy.yaml", "--waivers", "waivers.yaml", code=0)["waivers"][0]["state"] == "applies"
     assert verdict("--policy-ref", "main", "--waivers", "waivers.yaml", code=3)["waivers"] == []
 
 
@@ -312,7 +312,7 @@ def test_waivers_are_read_from_the_same_commit() -> None:
     ("words", "said"),
     [
         (("--policy-ref", "mian"), "--policy-ref mian: no such branch, tag or commit; did you mean main"),
-        (("--policy-ref", "main", "--policy", "polciy.yaml"), "no such file in that commit; did you mean policy.yaml"),
+        (("--policy-ref", "main", "--policy", "leakaudit.polciy.yaml"), "no such file in that commit; did you mean leakaudit.policy.yaml"),
         (("--policy-ref", "main", "--policy", "../policy.yaml"), "is outside the repository"),
         (("--policy-ref", "--all"), "no such branch, tag or commit"),
     ],
