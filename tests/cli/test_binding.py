@@ -84,7 +84,7 @@ def weights(content: bytes = b"weights", name: str = "out/model.safetensors") ->
 def repository(**files: str) -> None:
     """Commit files in the working folder."""
     for name, text in files.items():
-        Path(f"{name}.yaml").write_text(text, encoding="utf-8")
+        Path("leakaudit.policy.yaml" if name == "policy" else f"{name}.yaml").write_text(text, encoding="utf-8")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*who, "commit", "-qm", "policy", "--allow-empty"]):
         subprocess.run(["git", *words], check=True)
@@ -304,7 +304,10 @@ def test_waivers_are_read_from_the_same_commit() -> None:
     Path("waivers.yaml").write_text(
         "schema: leakaudit.waivers/1\nwaivers:\n  - {id: W-1, rule: sentence-rate, reason: known, owner: me, created: 2026-11-01, expires: 2026-11-20}\n"
     )
-    assert verdict("--policy", "leakaudit.policy.yaml", "--waivers", "waivers.yaml", code=0)["waivers"][0]["state"] == "applies"
+    assert (
+        verdict("--policy", "leakaudit.policy.yaml", "--waivers", "waivers.yaml", code=0)["waivers"][0]["state"]
+        == "applies"
+    )
     assert verdict("--policy-ref", "main", "--waivers", "waivers.yaml", code=3)["waivers"] == []
 
 
@@ -312,7 +315,10 @@ def test_waivers_are_read_from_the_same_commit() -> None:
     ("words", "said"),
     [
         (("--policy-ref", "mian"), "--policy-ref mian: no such branch, tag or commit; did you mean main"),
-        (("--policy-ref", "main", "--policy", "leakaudit.polciy.yaml"), "no such file in that commit; did you mean leakaudit.policy.yaml"),
+        (
+            ("--policy-ref", "main", "--policy", "leakaudit.polciy.yaml"),
+            "no such file in that commit; did you mean leakaudit.policy.yaml",
+        ),
         (("--policy-ref", "main", "--policy", "../policy.yaml"), "is outside the repository"),
         (("--policy-ref", "--all"), "no such branch, tag or commit"),
     ],
