@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, check_no_memory, defense
+from leakaudit.plugins import ClientStep, Defense, Update, defense
 
 
 @defense("powersgd")
@@ -52,15 +52,6 @@ class PowerSgd(Defense):
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}")
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the matrices of low rank. The result declares the start as well.
-
-        Raises:
-            SnapshotError: the defence has error feedback.
-        """
-        check_no_memory(self)
-        return super().__call__(step, seen, rng)
-
     def changed(self, update: Update, rng: torch.Generator) -> Update:
         """Return the update with matrices of low rank; itself if none gets shorter."""
         if not any(self._shortens(tensor) for tensor in update.values()):
@@ -77,7 +68,7 @@ class PowerSgd(Defense):
         """
         if self.is_identity():
             return recomputed
-        check_no_memory(self)
+        self.check_one_step()
         return self.changed(recomputed, torch.Generator())
 
     def _shortens(self, tensor: Tensor) -> bool:

@@ -16,8 +16,7 @@ from leakaudit.plugins import (
     Update,
     at_levels,
     defense,
-    possible_level,
-    uncertainties,
+    possible_levels,
     uniform_draws,
 )
 
@@ -64,15 +63,7 @@ class Qsgd(Defense):
         """Return for each entry the possible level nearest to the observed value."""
         if self.is_identity():
             return recomputed
-        off = uncertainties(recomputed, tolerance)
-
-        def nearest(name: str, gradient: Tensor) -> Tensor:
-            level = self._level(gradient)
-            if not bool(level > 0):
-                return gradient
-            return possible_level(gradient, observed[name], level, off[name], nearest=False)
-
-        return {name: nearest(name, gradient) for name, gradient in recomputed.items()}
+        return possible_levels(recomputed, observed, tolerance, self._level)
 
     def _level(self, tensor: Tensor) -> Tensor:
         level: Tensor = (tensor.double().norm() / (self.levels or math.inf)).to(tensor)

@@ -15,8 +15,7 @@ from leakaudit.plugins import (
     Update,
     at_levels,
     defense,
-    possible_level,
-    uncertainties,
+    possible_levels,
     uniform_draws,
 )
 from leakaudit.plugins.defense_protocol import FLOAT_BYTES
@@ -87,16 +86,8 @@ class Quantize(Defense):
         """Return for each entry the possible level nearest to the observed value."""
         if self.is_identity():
             return recomputed
-        off = uncertainties(recomputed, tolerance)
-
-        def nearest(name: str, gradient: Tensor) -> Tensor:
-            level = self._level(gradient)
-            if not bool(level > 0):
-                return gradient
-            sent = possible_level(gradient, observed[name], level, off[name], nearest=self.rounding == "nearest")
-            return sent.clamp(-self._steps * level, self._steps * level)
-
-        return {name: nearest(name, gradient) for name, gradient in recomputed.items()}
+        near = self.rounding == "nearest"
+        return possible_levels(recomputed, observed, tolerance, self._level, nearest=near, most=self._steps)
 
     @property
     def _steps(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leakaudit.plugins import ClientStep, Defense, Observation, Update, check_no_memory, defense, largest_entries
+from leakaudit.plugins import ClientStep, Defense, Update, defense, largest_entries
 
 
 @defense("top-k")
@@ -42,15 +42,6 @@ class TopK(Defense):
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
 
-    def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the largest entries.
-
-        Raises:
-            SnapshotError: the defence has error feedback.
-        """
-        check_no_memory(self)
-        return super().__call__(step, seen, rng)
-
     def changed(self, update: Update, rng: torch.Generator) -> Update:
         """Return the largest entries of each tensor; the update itself if all are sent."""
         dropped = {name: g.numel() - math.ceil(self.share * g.numel()) for name, g in update.items()}
@@ -66,5 +57,5 @@ class TopK(Defense):
         Raises:
             SnapshotError: the defence has error feedback.
         """
-        check_no_memory(self)
+        self.check_one_step()
         return {name: gradient * (observed[name] != 0) for name, gradient in recomputed.items()}

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         not_applicable,
     )
     from leakaudit.plugins.budget import Budget
-    from leakaudit.plugins.compression import at_levels, largest_entries, possible_level, random_mask, uniform_draws
+    from leakaudit.plugins.compression import at_levels, largest_entries, possible_levels, random_mask, uniform_draws
     from leakaudit.plugins.defense_protocol import Defense
     from leakaudit.plugins.entities import entities_held, entities_in_bag, same_entity
     from leakaudit.plugins.entry_uncertainty import uncertainties
-    from leakaudit.plugins.error_feedback import SentInOrder, check_no_memory
+    from leakaudit.plugins.error_feedback import SentInOrder
     from leakaudit.plugins.metric_protocol import (
         Batch,
         BatchMetric,
@@ -81,11 +81,11 @@ _HOMES = {
     "leakaudit.plugins.adapter_defense": "AdapterDefense",
     "leakaudit.plugins.attack_protocol": "APPLIES Applicability Attack FALSE_EVENTS Goal GuessedSequence Needs Reach Reads Reconstruction not_applicable",
     "leakaudit.plugins.budget": "Budget",
-    "leakaudit.plugins.compression": "at_levels largest_entries possible_level random_mask uniform_draws",
+    "leakaudit.plugins.compression": "at_levels largest_entries possible_levels random_mask uniform_draws",
     "leakaudit.plugins.defense_protocol": "Defense",
     "leakaudit.plugins.entities": "entities_held entities_in_bag same_entity",
     "leakaudit.plugins.entry_uncertainty": "uncertainties",
-    "leakaudit.plugins.error_feedback": "SentInOrder check_no_memory",
+    "leakaudit.plugins.error_feedback": "SentInOrder",
     "leakaudit.plugins.metric_protocol": "Batch BatchMetric LabelCounts Level Pair SequenceMetric StepMetric TaggedEntities",
     "leakaudit.plugins.noise_scale": "AdditiveNoise",
     "leakaudit.plugins.overlap": "ROUGE_SOURCE clipped_overlap is_found label_success_rate longest_common_run rouge_f",
@@ -142,7 +142,6 @@ __all__ = [
     "at_levels",
     "attack",
     "check_finite",
-    "check_no_memory",
     "check_same_tokens",
     "clipped_overlap",
     "defense",
@@ -156,7 +155,7 @@ __all__ = [
     "longest_common_run",
     "metric",
     "not_applicable",
-    "possible_level",
+    "possible_levels",
     "prior",
     "random_mask",
     "root_mean_square",

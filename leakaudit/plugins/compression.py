@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from leakaudit.client.observation import Update
+from leakaudit.plugins.entry_uncertainty import uncertainties
 
 
 def at_levels(tensor: Tensor, level: Tensor, chance: Tensor | float) -> Tensor:
@@ -28,20 +32,37 @@ def uniform_draws(tensor: Tensor, rng: torch.Generator) -> Tensor:
     return torch.rand(tensor.shape, generator=rng, device=rng.device).to(tensor.device)
 
 
-def possible_level(gradient: Tensor, observed: Tensor, level: Tensor, error: Tensor, *, nearest: bool) -> Tensor:
+def possible_levels(
+    recomputed: Update,
+    observed: Update,
+    tolerance: float,
+    level_of: Callable[[Tensor], Tensor],
+    *,
+    nearest: bool = False,
+    most: float = math.inf,
+) -> dict[str, Tensor]:
     """Return for each entry the possible level that is nearest to the observed one.
 
     Args:
-        gradient: the entries before rounding.
-        observed: what was sent, of the same shape.
-        level: (), distance of two levels; above 0.
-        error: how far an entry of `gradient` may be off, of the same shape.
+        recomputed: parameter name -> update before rounding, recomputed from the batch.
+        observed: parameter name -> update as it was sent.
+        tolerance: largest relative error of `recomputed`.
+        level_of: returns the distance of two levels of a tensor, (); a tensor without one (0) is not rounded.
         nearest: whether entries are rounded to the nearest level, and not at random.
+        most: number of levels on each side of zero.
     """
-    low, high = (gradient - error) / level, (gradient + error) / level
-    below, above = ((low + 0.5).floor(), (high + 0.5).floor()) if nearest else (low.floor(), high.ceil())
-    sent: Tensor = (observed / level).round().clamp(below, above) * level
-    return sent
+    off = uncertainties(recomputed, tolerance)
+
+    def rounded(name: str, gradient: Tensor) -> Tensor:
+        level = level_of(gradient)
+        if not bool(level > 0):
+            return gradient
+        low, high = (gradient - off[name]) / level, (gradient + off[name]) / level
+        below, above = ((low + 0.5).floor(), (high + 0.5).floor()) if nearest else (low.floor(), high.ceil())
+        sent: Tensor = (observed[name] / level).round().clamp(below, above).clamp(-most, most) * level
+        return sent
+
+    return {name: rounded(name, gradient) for name, gradient in recomputed.items()}
 
 
 def largest_entries(tensors: Sequence[Tensor], dropped: int) -> list[Tensor]:

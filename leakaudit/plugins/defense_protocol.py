@@ -17,6 +17,7 @@ from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.observation import Observation, Update
 from leakaudit.client.step import ClientStep
+from leakaudit.errors import SnapshotError
 
 FLOAT_BYTES = 4
 """Bytes of an entry in float32."""
@@ -70,13 +71,29 @@ class Defense(Protocol):
             step: the step that made the update, for defences that have to compute it again.
             seen: what is sent without this defence. It is not changed.
             rng: source of all random numbers.
+
+        Raises:
+            SnapshotError: the defence has error feedback.
         """
+        self.check_one_step()
         if self.is_identity():
             return seen
         unit = delta_divisor(step.facts) if step.facts.view == "delta" else 1.0
         prepared = self.prepared(seen.update, unit)
         sent = prepared.changed(seen.update, rng)
         return seen if sent is seen.update else seen.under(prepared.declared(), sent)
+
+    def check_one_step(self) -> None:
+        """Refuse error feedback where only one step is known.
+
+        Raises:
+            SnapshotError: the defence adds what it dropped from earlier updates.
+        """
+        if self.error_feedback:
+            raise SnapshotError(
+                f"{self.name} has error feedback: what it sends depends on all earlier steps, and one step is known; "
+                "audit it with error_feedback=false"
+            )
 
     def prepared(self, clean: Update, unit: float) -> Self:
         """Return the defence with the knobs filled in that depend on an update.

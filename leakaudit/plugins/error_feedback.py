@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from leakaudit.client.observation import Update
-from leakaudit.errors import SnapshotError
 from leakaudit.plugins.defense_protocol import Defense
 
 
@@ -39,16 +38,3 @@ class SentInOrder:
         sent = self.defense.changed(carried, rng)
         self.left |= {name: carried[name] - sent[name] for name in sent}
         return sent
-
-
-def check_no_memory(defense: Defense) -> None:
-    """Refuse error feedback where only one step is known.
-
-    Raises:
-        SnapshotError: the defence adds what it dropped from earlier updates.
-    """
-    if defense.error_feedback:
-        raise SnapshotError(
-            f"{defense.name} has error feedback: what it sends depends on all earlier steps, and one step is known; "
-            "audit it with error_feedback=false"
-        )
