@@ -22,7 +22,7 @@ from leakaudit.gate.policy_source import PolicySource
 from leakaudit.gate.subject import Claim
 from leakaudit.gate.verdict import Verdict, to_json
 from leakaudit.gate.waivers import parse_waivers
-from leakaudit.history.reference import reference_in
+from leakaudit.history.reference import read_earlier_in
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle import Evidence
 from leakaudit.results.binding import SUBJECT, parse_binding
@@ -177,7 +177,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         name = bundle.IMPORTED
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
-        reference = reference_in(held.get(name), name, results, policy)
+        reference = read_earlier_in(held.get(name), name, policy).beside(results, policy)
         name = SUBJECT
         binding = parse_binding(held[name], name) if name in held else None
         name = bundle.VERDICT

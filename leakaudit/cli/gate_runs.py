@@ -135,6 +135,7 @@ def judged_together(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], n
     from leakaudit.gate.imported import load_imported
     from leakaudit.gate.subject import Claim
     from leakaudit.history.pooled import judge_together
+    from leakaudit.history.reference import NO_EARLIER
     from leakaudit.plugins.names import names_for
 
     given = [_given(file) for file in runs.files]
@@ -146,7 +147,7 @@ def judged_together(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], n
         policy,
         now=now,
         waivers=by.files.load_waivers(policy),
-        reference_of=lambda results: by.reference(results, policy),
+        earlier=by.earlier(policy) if names else NO_EARLIER,
         imported=load_imported(by.memaudit) if by.memaudit else None,
         claim=Claim(released, None, by.files.source),
         despite=runs.despite,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leakaudit.gate.subject import Claim
     from leakaudit.gate.verdict import Verdict
     from leakaudit.gate.waivers import Waivers
+    from leakaudit.history.reference import Earlier
     from leakaudit.results.schema import Artifact, Results, TextMode
 
 
@@ -53,20 +54,20 @@ class Yardstick:
 
         return PolicyFiles.of(self.policy, self.waivers, self.policy_ref)
 
-    def reference(self, results: Results, policy: Policy) -> Reference:
-        """Return the baseline of an audit.
+    def earlier(self, policy: Policy) -> Earlier:
+        """Read the baseline.
 
         Raises:
             ConfigError: the commit holds no text of a usual size in its place.
             ResultsError: it cannot be read, or was changed.
         """
-        from leakaudit.history.reference import baseline_file, reference_for, reference_in
+        from leakaudit.history.reference import baseline_file, read_earlier, read_earlier_in
 
         source = self.files.source
         if source is None or self.baseline is not None or not policy.compares:
-            return reference_for(results, policy, self.files.policy, self.baseline)
+            return read_earlier(policy, self.files.policy, self.baseline)
         label = source.label(baseline_file(policy, self.files.policy))
-        return reference_in(self.baseline_text(policy), label, results, policy)
+        return read_earlier_in(self.baseline_text(policy), label, policy)
 
     def baseline_text(self, policy: Policy) -> bytes | None:
         """Return the bytes of the baseline's file; None if there is none."""
@@ -184,7 +185,7 @@ def read_judged(run: Path, by: Yardstick, released: tuple[Artifact, ...] = ()) -
         sha256,
         policy,
         by.files.load_waivers(policy),
-        by.reference(results, policy),
+        by.earlier(policy).beside(results, policy),
         load_imported(by.memaudit) if by.memaudit else None,
         Claim(released, binding, by.files.source),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -18,13 +18,14 @@ from leakaudit.gate.evaluate import evaluate, judge, unreadable
 from leakaudit.gate.imported import Imported
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.pooling import Pool, pool
-from leakaudit.gate.regression import ABSENT, Reference
+from leakaudit.gate.regression import Reference
 from leakaudit.gate.requirements import other_runs
 from leakaudit.gate.rules import Gaps, unclaimed
 from leakaudit.gate.subject import NO_CLAIM, Claim, judge_subject, judged_by, together
 from leakaudit.gate.verdict import PooledRun, Status, Verdict
 from leakaudit.gate.waivers import Waivers
 from leakaudit.history.keys import NAMES, changed, in_words, keys_of
+from leakaudit.history.reference import NO_EARLIER, Earlier
 from leakaudit.results.binding import Binding
 from leakaudit.results.schema import Catalogue, Results
 from leakaudit.results.wording import counted
@@ -50,7 +51,7 @@ def judge_together(
     *,
     now: datetime,
     waivers: Waivers | None = None,
-    reference_of: Callable[[Results], Reference] = lambda _: ABSENT,
+    earlier: Earlier = NO_EARLIER,
     imported: Imported | None = None,
     claim: Claim = NO_CLAIM,
     despite: Collection[str] = (),
@@ -65,7 +66,7 @@ def judge_together(
         policy: the rules.
         now: the time of judgement, with time zone.
         waivers: exceptions; None for none.
-        reference_of: returns the baseline for results, for rules on the difference from it.
+        earlier: the baseline, for rules on the difference from it.
         imported: what another auditor found; None if nobody gave it.
         claim: what the caller says that each of the runs is about.
         despite: comparability keys that may differ.
@@ -83,7 +84,7 @@ def judge_together(
             now=now,
             results_sha256=one.sha256,
             waivers=waivers,
-            reference=reference_of(one.results),
+            reference=earlier.beside(one.results, policy),
             imported=imported,
             claim=replace(claim, binding=one.binding),
         )
@@ -120,7 +121,7 @@ def judge_together(
         policy,
         now=now,
         waivers=waivers,
-        reference=_earlier(reference_of(joined.results), found),
+        reference=_none_of(earlier.beside(joined.results, policy), found),
         imported=imported,
         more=Gaps((*gaps.sentences, *bound.gaps), gaps.broken),
         notes=bound.sentences,
@@ -130,7 +131,7 @@ def judge_together(
     return _about(bound.in_verdict(verdict), given, alone, first, joined.repeated)
 
 
-def _earlier(reference: Reference, runs: Sequence[Results]) -> Reference:
+def _none_of(reference: Reference, runs: Sequence[Results]) -> Reference:
     """Return the baseline, or the problem that it is one of the runs that are judged."""
     if reference.run not in {run.run.id for run in runs}:
         return reference

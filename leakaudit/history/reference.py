@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leakaudit.errors import ResultsError
@@ -20,12 +22,29 @@ NOT_COMPARED = frozenset({"policy"})
 """Comparability keys that the gate leaves out. `policy`: what a rule counts must be in the baseline, and its other rules do not matter."""
 
 
-def reference_for(results: Results, policy: Policy, policy_file: Path | None, given: Path | None = None) -> Reference:
-    """Return the baseline by which an audit is judged.
+@dataclass(frozen=True)
+class Earlier:
+    """A baseline that was read, before an audit is compared with it."""
+
+    reference: Reference
+    keys: Mapping[str, str] | None = None
+    """Its comparability keys; None if there is no baseline."""
+
+    def beside(self, results: Results, policy: Policy) -> Reference:
+        """Return the baseline by which an audit is judged."""
+        if self.keys is None:
+            return self.reference
+        return replace(self.reference, differs=_differs(self.keys, results, policy))
+
+
+NO_EARLIER = Earlier(ABSENT)
+
+
+def read_earlier(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Earlier:
+    """Read the baseline of a policy.
 
     Args:
-        results: the audit that is judged.
-        policy: its policy.
+        policy: the policy.
         policy_file: file of the policy, from whose folder `baseline.file` counts; None to count from the working folder.
         given: the baseline's file, or another audit (its folder or results.json); None for the file that the policy names.
 
@@ -33,13 +52,39 @@ def reference_for(results: Results, policy: Policy, policy_file: Path | None, gi
         ResultsError: the baseline cannot be read or was changed, or `given` does not exist.
     """
     if not policy.compares:
-        return ABSENT
+        return NO_EARLIER
     place = baseline_file(policy, policy_file, given)
     if given is not None and not given.exists():
         raise ResultsError(f"{given}: no such file or folder; name the baseline's file, or an audit")
     if place.is_dir() or _holds_results(place):
-        return reference_of(load_results(place), results, policy)
-    return _of_file(load(place), place, results, policy)
+        return _of_results(load_results(place), policy)
+    return _of_file(load(place), place)
+
+
+def read_earlier_in(raw: bytes | None, source: str, policy: Policy) -> Earlier:
+    """Read the baseline in the bytes of its file.
+
+    Args:
+        raw: the bytes; None if there is no such file.
+        source: the file's name in messages.
+        policy: the policy.
+
+    Raises:
+        ResultsError: it is no baseline, or was changed after it was written.
+    """
+    if not policy.compares:
+        return NO_EARLIER
+    return _of_file(None if raw is None else parse(raw, source), policy.baseline.file)
+
+
+def reference_for(results: Results, policy: Policy, policy_file: Path | None, given: Path | None = None) -> Reference:
+    """Return the baseline by which an audit is judged; see `read_earlier`."""
+    return read_earlier(policy, policy_file, given).beside(results, policy)
+
+
+def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
+    """Return an audit as the baseline of another one."""
+    return _of_results(base, policy).beside(results, policy)
 
 
 def baseline_file(policy: Policy, policy_file: Path | None, given: Path | None = None) -> Path:
@@ -56,54 +101,33 @@ def _holds_results(place: Path) -> bool:
     return isinstance(data, dict) and str(data.get("schema", "")).startswith("leakaudit.results/")
 
 
-def reference_of(base: Results, results: Results, policy: Policy) -> Reference:
-    """Return an audit as the baseline of another one."""
+def _of_results(base: Results, policy: Policy) -> Earlier:
     series = {
         series_of(rule): counted_of(base, gather_own(base, rule, trusted(base, policy, rule)))
         for rule in policy.rules
         if rule.versus_baseline is not None
     }
-    return Reference(
-        run=base.run.id,
-        results_digest=base.digest or "",
-        pairing=base.run.pairing,
-        series=series,
-        differs=_differs(keys_of(base, policy, base.subject.data), results, policy),
-    )
+    found = Reference(run=base.run.id, results_digest=base.digest or "", pairing=base.run.pairing, series=series)
+    return Earlier(found, keys_of(base, policy, base.subject.data))
 
 
-def reference_in(raw: bytes | None, source: str, results: Results, policy: Policy) -> Reference:
-    """Return the baseline in the bytes of its file.
-
-    Args:
-        raw: the bytes; None if there is no such file.
-        source: the file's name in messages.
-        results: the audit that is judged.
-        policy: its policy.
-
-    Raises:
-        ResultsError: it is no baseline, or was changed after it was written.
-    """
-    if not policy.compares:
-        return ABSENT
-    return _of_file(None if raw is None else parse(raw, source), policy.baseline.file, results, policy)
-
-
-def _of_file(saved: SavedBaseline | None, place: Path, results: Results, policy: Policy) -> Reference:
+def _of_file(saved: SavedBaseline | None, place: Path) -> Earlier:
     if saved is None:
-        return Reference(problem=f"{place.name}: {NO_BASELINE}")
+        return Earlier(Reference(problem=f"{place.name}: {NO_BASELINE}"))
     if not saved.digest:
-        return Reference(
-            problem="the baseline has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
+        return Earlier(
+            Reference(
+                problem="the baseline has no digest, which earlier versions did not write; set it again with `leakaudit baseline set RUN`"
+            )
         )
-    return Reference(
+    found = Reference(
         run=saved.run,
         results_digest=saved.results_digest,
         digest=saved.digest,
         pairing=saved.pairing,
         series={one.series: _counted(saved, one) for one in saved.outcomes},
-        differs=_differs(saved.keys, results, policy),
     )
+    return Earlier(found, saved.keys)
 
 
 def _counted(saved: SavedBaseline, found: Outcomes) -> Counted:
@@ -111,7 +135,8 @@ def _counted(saved: SavedBaseline, found: Outcomes) -> Counted:
     steps: list[tuple[str, Seen]] = [
         (mark, values[letter]) for mark, letter in zip(saved.batches, found.steps, strict=True) if letter in values
     ]
-    once = {mark: seen for mark, seen in steps if mark and saved.batches.count(mark) == 1}
+    often = Counter(saved.batches)
+    once = {mark: seen for mark, seen in steps if mark and often[mark] == 1}
     return Counted(tuple(seen for _, seen in steps), once)
 
 
