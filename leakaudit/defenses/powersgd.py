@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.plugins import ClientStep, Defense, Update, defense
+from leakaudit.plugins.defense_protocol import FLOAT_BYTES
 
 
 @defense("powersgd")
@@ -70,6 +71,16 @@ class PowerSgd(Defense):
             return recomputed
         self.check_one_step()
         return self.changed(recomputed, torch.Generator())
+
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the bytes of an update: of a matrix the two thin ones, in float32."""
+        return float(sum(FLOAT_BYTES * self._numbers(tensor) for tensor in sent.values()))
+
+    def _numbers(self, tensor: Tensor) -> int:
+        """Return how many numbers are sent for a tensor."""
+        if not self._shortens(tensor):
+            return tensor.numel()
+        return (len(tensor) + tensor.numel() // len(tensor)) * self.rank
 
     def _shortens(self, tensor: Tensor) -> bool:
         if tensor.dim() < 2 or not tensor.numel() or not self.rank:

@@ -19,6 +19,7 @@ from leakaudit.plugins import (
     possible_levels,
     uniform_draws,
 )
+from leakaudit.plugins.defense_protocol import FLOAT_BYTES
 
 
 @defense("qsgd")
@@ -58,6 +59,16 @@ class Qsgd(Defense):
             return at_levels(tensor, level, uniform_draws(tensor, rng)) if bool(level > 0) else tensor
 
         return {name: rounded(tensor) for name, tensor in update.items()}
+
+    def sent_bytes(self, sent: Update) -> float:
+        """Return the size of an update, in bytes.
+
+        Each entry is one of 2 s + 1 values, and each tensor has its norm in float32.
+        """
+        if self.is_identity():
+            return super().sent_bytes(sent)
+        bits = math.ceil(math.log2(2 * self.levels + 1))
+        return sum(tensor.numel() * bits / 8 + FLOAT_BYTES for tensor in sent.values())
 
     def expected(self, step: ClientStep, recomputed: Update, observed: Update, tolerance: float) -> Update:
         """Return for each entry the possible level nearest to the observed value."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from leakaudit.audit.verification import verify
+from leakaudit.defenses.powersgd import PowerSgd
 from leakaudit.defenses.qsgd import Qsgd
 from leakaudit.defenses.quantize import Quantize
 from leakaudit.plugins.testing import check_defense
@@ -85,3 +86,12 @@ def test_a_tensor_of_zeros_and_an_empty_one_are_sent_as_they_are() -> None:
     update = {"zero": torch.zeros(3), "empty": torch.zeros(0)}
     sent = Qsgd().changed(update, _generator())
     assert sent["zero"].tolist() == [0.0, 0.0, 0.0] and sent["empty"].numel() == 0
+
+
+def test_the_size_of_what_is_sent_is_that_of_its_usual_form() -> None:
+    """Forbids the price of a dense update for fifteen values or thin matrices."""
+    update = {"w": torch.ones(40, 30), "b": torch.ones(7)}
+    assert Qsgd(levels=7).sent_bytes(update) == (40 * 30 + 7) * 4 / 8 + 2 * 4
+    assert Qsgd(levels=0).sent_bytes(update) == 4 * (40 * 30 + 7)
+    assert PowerSgd(rank=2).sent_bytes(update) == 4 * ((40 + 30) * 2 + 7)
+    assert PowerSgd(rank=0).sent_bytes(update) == PowerSgd(rank=30).sent_bytes(update) == 4 * (40 * 30 + 7)
