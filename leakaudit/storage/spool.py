@@ -239,9 +239,12 @@ class Spool:
         return not (self.root / AUDIT_FILE).is_file()
 
     def entries(self) -> list[Path]:
-        """Return the snapshots in any state; an empty list if the spool was removed."""
+        """Return the snapshots in any state; an empty list if the spool was removed.
+
+        Hidden names are files that `write_atomic` was writing when its process was killed.
+        """
         try:
-            return [path for path in self.root.iterdir() if path.suffix in STATES]
+            return [path for path in self.root.iterdir() if path.suffix in STATES and path.name[0] != "."]
         except OSError:
             return []
 

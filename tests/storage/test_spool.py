@@ -176,6 +176,14 @@ def test_snapshots_wait_in_a_queue(tmp_path: Path) -> None:
     assert spool.waiting() == 2
 
 
+def test_a_file_that_a_killed_process_was_writing_is_no_snapshot(tmp_path: Path) -> None:
+    """It would be listed, counted, and keep an empty spool."""
+    spool = make(tmp_path)
+    put(spool, 3)
+    (spool.root / ".settled.json.4139.tmp").write_text("{")
+    assert [path.name for path in spool.entries()] == ["000003.ready"]
+
+
 @pytest.mark.parametrize("schedule", ["beside", "deferred"])
 def test_snapshots_queue_up_to_a_limit_of_bytes(tmp_path: Path, schedule: str) -> None:
     """The message says how much is taken and what to change."""
