@@ -53,6 +53,23 @@ def state_of(attempts: Sequence[Attempt]) -> str:
     return "not run"
 
 
+SHORT = {
+    "text leaked": "text",
+    "words leaked": "words",
+    "labels leaked": "labels",
+    "in reach, not found": "in reach",
+    "no leak event": "none seen",
+    "out of time": "time out",
+    "unverifiable": "unproved",
+    "not judged": "unjudged",
+    "error": "error",
+    "not applicable": "n/a",
+    "not needed": "spared",
+    "not run": "not run",
+}
+"""State of a cell -> its word in the heat map."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One attack under one defence."""
@@ -62,6 +79,15 @@ class Cell:
     ships: bool
     steps: tuple[str, ...] = ()
     """Those of `lines` that count steps: how many leaked, were not judged, or are no evidence."""
+    count: str = ""
+    """Steps that leaked of those that show it: `3/60`; empty without evidence."""
+    bound: str = ""
+    """Bound of the rate, such as `≥ 1.4%`; empty if there is none."""
+
+    @property
+    def word(self) -> str:
+        """The state in a word, for a narrow cell."""
+        return SHORT[self.state]
 
     @property
     def css(self) -> str:
@@ -108,7 +134,25 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
         lines.append(said[-1])
     if finished and not whole:
         lines += _lost_lines(attempts)
-    return Cell(state, tuple(lines), ships=defense == shipped_column(results), steps=tuple(said))
+    ships, bound = (
+        defense == shipped_column(results),
+        "".join(rates[:1]).replace(_AT_LEAST, "≥ ").replace(_AT_MOST, "≤ "),
+    )
+    short = _count(judged) if state in _COUNTED else ""
+    bound = bound if bound.startswith(("≥", "≤")) and short else ""
+    return Cell(state, tuple(lines), ships=ships, steps=tuple(said), count=short, bound=bound)
+
+
+_AT_LEAST, _AT_MOST = "rate at least ", "rate at most "
+
+_COUNTED = (*_LEAKS.values(), "no leak event", "in reach, not found", "out of time")
+"""States of a cell that says in how many steps something leaked."""
+
+
+def _count(judged: Sequence[Attempt]) -> str:
+    """Return how many of the judged steps leaked, such as `3/60`."""
+    steps, leaked, _ = _steps_of([a for a in judged if a.finished])
+    return f"{len(leaked)}/{len(steps)}" if steps else ""
 
 
 def unjudged_by(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[dict[str, str], bool]:
@@ -167,7 +211,7 @@ def _rate_lines(judged: Sequence[Attempt], state: str, unjudged: int) -> list[st
         return []
     k, n = len(leaked), len(steps) + unjudged
     least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k + unjudged, n))
-    return [f"rate at least {least}" if k else f"rate at most {most}"]
+    return [f"{_AT_LEAST}{least}" if k else f"{_AT_MOST}{most}"]
 
 
 def _late_lines(attempts: Sequence[Attempt]) -> list[str]:

@@ -13,13 +13,13 @@ from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 
 ORDER = (
+    "matrix",
     "trend",
     "rules",
     "risk",
     "steps",
     "samples",
     "labels",
-    "matrix",
     "defences",
     "frontier",
     "confidence",

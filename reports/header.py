@@ -1,4 +1,4 @@
-"""The first screen of a report: a chart of the deciding rule, and five facts."""
+"""The first screen of a report: the deciding rule, five facts and the identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leakaudit.gate.verdict import RuleVerdict, Status, Verdict, Versus
 from leakaudit.gate.wording import allowed, number, percent
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import age_in_words, date_and_time, rule_bounds, short_digest
+from leakaudit.reports.wording import age_in_words, date_and_time, rounded, rule_bounds, short_digest
 from leakaudit.results.bounds import lower_bound, upper_bound
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -93,4 +93,19 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
         Fact("Controls", controls, trouble or ("all as they should be" if verdict.controls else "")),
         Fact("Evidence", age, f"valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""),
         Fact("Policy", verdict.policy, short_digest(verdict.policy_digest)),
+    ]
+
+
+def identity(results: Results, verdict: Verdict) -> list[Fact]:
+    """Return what the audit is about: run, code, model, data, date, signature."""
+    subject = results.subject
+    dirty = {True: "with uncommitted changes", False: "clean", None: ""}[subject.code_dirty]
+    owner = f"Policy owned by {verdict.policy_owner}. " if verdict.policy_owner else ""
+    return [
+        Fact("Audit", results.run.id),
+        Fact("Model", subject.model, f"{rounded(subject.parameters)} parameters"),
+        Fact("Data set", subject.data or "no name given"),
+        Fact("Git commit", (subject.code_commit or "not recorded")[:40], dirty),
+        Fact("Finished", date_and_time(results.run.finished)),
+        Fact("Signed", "not in this file", f"{owner}Printed, it has a line for a signature."),
     ]

@@ -26,16 +26,24 @@ from leakaudit.gate.verdict import Verdict
 from leakaudit.history.saved_trend import load_trend
 from leakaudit.reports.contents import sections_of
 from leakaudit.reports.escaping import finalize, plain
-from leakaudit.reports.header import facts, headline
+from leakaudit.reports.header import facts, headline, identity
+from leakaudit.reports.next_actions import next_actions
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.strips import strip_in_words, strip_runs
+from leakaudit.reports.tiles import tiles
 from leakaudit.reports.wording import BANNERS, date_and_time, meaning, rounded
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import LENGTHS, TextMode
 
 _FOLDER = Path(__file__).parent / "templates"
+
+_HEAT_MAP = "matrix"
+"""Anchor of the section that stands on the first screen."""
+
+_FOLDED = frozenset({"labels", "defences", "confidence", "cost", "provenance", "glossary"})
+"""Anchors of sections that are closed on a screen and open on paper: they answer questions that come after the decision."""
 
 
 def render_html(redacted: RedactedResult) -> str:
@@ -142,6 +150,7 @@ def style(mode: TextMode) -> str:
 def _page(redacted: RedactedResult) -> dict[str, Any]:
     """Return the variables of the template of the whole page."""
     results, verdict = redacted.results, redacted.verdict
+    sections = [_rendered(section) for section in sections_of(redacted)]
     return {
         "mode": redacted.mode.value,
         "banner": BANNERS[redacted.mode],
@@ -151,18 +160,22 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
         "when": f", finished {date_and_time(results.run.finished)}" if results.run.finished else "",
         "meaning": meaning(verdict),
         "headline": headline(verdict),
-        "facts": facts(results, verdict),
-        "sections": [_rendered(section) for section in sections_of(redacted)],
+        "facts": [*identity(results, verdict), *facts(results, verdict)],
+        "tiles": tiles(results, verdict),
+        "actions": next_actions(results, verdict),
+        "heat": next((section for section in sections if section["anchor"] == _HEAT_MAP), None),
+        "sections": [section for section in sections if section["anchor"] != _HEAT_MAP],
         "sources": "results.json and the private journal" if redacted.mode is TextMode.FULL else "results.json alone",
         "lengths": LENGTHS,
     }
 
 
-def _rendered(section: Section) -> dict[str, str]:
+def _rendered(section: Section) -> dict[str, Any]:
     template = templates().get_template(f"sections/{section.anchor}.html.j2")
     return {
         "anchor": section.anchor,
         "title": section.title,
         "heading": section.heading or section.title,
+        "folded": section.anchor in _FOLDED,
         "body": Markup(template.render(section.context)),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.reports.cells import OBSERVED, attack_names, cell_for, cell_of, defense_names, shown_name
+from leakaudit.reports.cells import OBSERVED, SHORT, Cell, attack_names, cell_for, cell_of, defense_names, shown_name
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.results.as_sent import shipped_column
@@ -22,8 +22,8 @@ def section(redacted: RedactedResult) -> Section:
     shipped = sorted({step.shipped_defense for step in results.steps} - {OBSERVED})
     note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"
     lead = (
-        "One cell is one attack under one defence over all steps that are evidence. Every cell says what came back. The outlined "
-        "column is what the run ships."
+        "A cell is one attack under one defence, over all steps that are evidence: what came back, in how many steps, and the bound of the "
+        "rate. Choose a cell for its details. The outlined column is what the run ships."
     )
     if not table:
         lead = "No attack was run."
@@ -31,4 +31,11 @@ def section(redacted: RedactedResult) -> Section:
     columns = [
         {"name": shown_name(results, d), "ships": d == ships, "note": note if d == ships else ""} for d in defenses
     ]
-    return Section("matrix", "Attacks against defences", {"lead": lead, "columns": columns, "rows": table})
+    found = {cell.state for row in table for cell in row["cells"]}
+    key = [
+        {"word": word, "state": state, "css": Cell(state, (), ships=False).css}
+        for state, word in SHORT.items()
+        if state in found
+    ]
+    context = {"lead": lead, "columns": columns, "rows": table, "key": key}
+    return Section("matrix", "Attacks against defences", context)

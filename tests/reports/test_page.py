@@ -347,7 +347,10 @@ def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
     blind = text.model_copy(update={"by": {name: own for name, own in text.by.items() if name != "i"}})
     found = changed(found, controls=found.controls.model_copy(update={"kinds": found.controls.kinds | {"text": blind}}))
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
-    cells = re.findall(r'<td class="s-([a-z-]+) ships"><b>([^<]+)</b>', page)
+    cells = [
+        (css, page.partition(f'<div id="{anchor}"')[2].partition("</h3>")[0].rpartition(": ")[2])
+        for css, anchor in re.findall(r'<td class="s-([a-z-]+) ships"><a href="#([^"]+)"><b>[^<]+</b>', page)
+    ]
     assert [state for _, state in cells[:12]] == [
         "text leaked",
         "words leaked",
@@ -365,7 +368,7 @@ def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
     sheet = style(TextMode.MASKED)
     for css, state in cells:
         assert css == state.replace(",", "").replace(" ", "-")
-        assert f"td.s-{css}" in sheet
+        assert f".s-{css}" in sheet
     assert "embeddings are tied" in page and "ValueError at d.py:3" in page and "the run was interrupted" in page
     assert set(STATES) == {state for _, state in cells}
 

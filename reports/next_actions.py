@@ -1,0 +1,97 @@
+"""The box "Do next" of the first screen: what to do about the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.frontier import command_for, way_out
+from leakaudit.reports.wording import date_and_time
+from leakaudit.results.schema import Results
+from leakaudit.results.wording import counted
+
+_MOST = 4
+"""Most actions in the box. Our choice: more do not fit beside the heat map, and nobody does them at once."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do."""
+
+    head: str
+    text: str
+    command: str = ""
+    """A command line to copy; empty if there is none."""
+
+
+def next_actions(results: Results, verdict: Verdict) -> list[Action]:
+    """Return what to do next, the most useful first."""
+    return list(_actions(results, verdict))[:_MOST]
+
+
+def _actions(results: Results, verdict: Verdict) -> Iterator[Action]:
+    if verdict.verdict is Status.ERROR:
+        yield Action("Repair the evidence", verdict.problems[0] if verdict.problems else verdict.sentence)
+        yield Action("Judge again", "After the repair, run the gate on the same folder.", "leakaudit gate RUN")
+        return
+    yield _ship(results, verdict)
+    yield from _more_steps(results, verdict)
+    yield from _blind(verdict)
+    if verdict.verdict is not Status.PASS and verdict.alternatives and not results.utility:
+        text = "What the tested defences cost the model was not measured. This measures it:"
+        yield Action("Measure the price", text, plain(command_for(results)))
+
+
+def _ship(results: Results, verdict: Verdict) -> Action:
+    """Return what to ship, with its price if that was measured."""
+    said, out = way_out(results, verdict), verdict.way_out
+    if verdict.verdict is Status.PASS:
+        until = f" The evidence is valid until {date_and_time(verdict.valid_until)}." if verdict.valid_until else ""
+        return Action("Keep what you ship", said + until)
+    if out is not None and out.defense:
+        return Action("Ship with this defence", said)
+    if out is not None and out.passing:
+        return Action("Ship with one of these defences", said)
+    return Action("Find a defence that passes", said)
+
+
+def _more_steps(results: Results, verdict: Verdict) -> Iterator[Action]:
+    """Return how many further steps without a leak would decide."""
+    undecided = [r for r in verdict.rules if r.level == "error" and r.status is Status.INCONCLUSIVE]
+    asked = [rule.more_clean_steps for rule in undecided if rule.more_clean_steps]
+    if not asked:
+        return
+    more = max(asked)
+    text = (
+        f"{counted(more, 'further step')} without a leak would settle what is undecided. Audit them in a second run "
+        "with another seed, and judge both runs together."
+    )
+    command = results.run.command
+    yield Action(f"Audit {counted(more, 'more step', 'more steps')}", text, "leakaudit gate RUN SECOND-RUN")
+    if command:
+        yield Action("Repeat this audit", "The command of this run, to be changed and used again:", plain(command))
+
+
+def _blind(verdict: Verdict) -> Iterator[Action]:
+    """Return what the audit could not see, and what makes it see."""
+    for control in verdict.controls:
+        if control.state == "ok":
+            continue
+        what = f"{control.name} control" + (f" of {control.kind}" if control.kind else "")
+        cure = {
+            "not run": "Run the audit with its control steps.",
+            "failed": "Check attack and budget on a step whose text is known, then audit again.",
+            "unproven": "Run more control steps.",
+        }[control.state]
+        yield Action(f"Open its eyes: {what} {control.state}", f"{control.sentence} {cure}")
+    unseen = max((rule for rule in verdict.rules if rule.unjudged), key=_unjudged, default=None)
+    if unseen is not None:
+        why = f" {unseen.reasons[0]}" if unseen.reasons else ""
+        text = f"No attack could judge them for rule {unseen.id}.{why} Give the attacks more time, or add one that reads this kind of step."
+        yield Action(f"Open its eyes: {counted(unseen.unjudged, 'step')} not judged", text)
+
+
+def _unjudged(rule: RuleVerdict) -> int:
+    return rule.unjudged
