@@ -84,8 +84,9 @@ def _example_of(batch: MicroBatch, row: int, rows: int) -> MicroBatch:
 def _outputs_alone(
     forward: Forward, example: MicroBatch, row: int, whole: Mapping[str, Tensor]
 ) -> Sequence[Tensor] | None:
-    """Return the outputs of one example without its batch; None where they are not those of its batch.
+    """Return the outputs of one example without its batch.
 
+    None where they are not the outputs that it has in its batch.
     A model may refuse a batch of one example, as batch normalisation does.
 
     Args:

@@ -43,7 +43,10 @@ def gradients(net: Net, batch: MicroBatch) -> tuple[list[dict[str, Tensor]], lis
 
 @pytest.mark.parametrize("middle", ["none", "dropout", "batch norm"])
 def test_examples_are_taken_alone_where_they_are_the_same_alone(middle: str) -> None:
-    """Elsewhere the gradients come from a backward pass over the batch; both add up to four times the gradient of the batch."""
+    """Elsewhere a backward pass over the batch gives them; the sum is the same.
+
+    The sum of the examples' gradients is four times the gradient of the batch, because `share` is 4.
+    """
     torch.manual_seed(0)
     net = Net({"none": nn.Identity(), "dropout": nn.Dropout(0.3), "batch norm": nn.BatchNorm1d(8)}[middle])
     output_gradient = torch.randn(4, 2)
