@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leakaudit.reports.charts import CLEAN, LABELS, LATE, LEAK, LINE_COLOURS, LINE_SHAPES, WORDS, clip
+from leakaudit.reports.charts import CLEAN, LABELS, LATE, LEAK, LINE_SHAPES, WORDS, clip
 from leakaudit.reports.svg import (
     AXIS_ROOM,
     BAND,
@@ -248,6 +248,8 @@ class Curve:
     """Steps that it searched to an end or until its time was over."""
     longest: float
     """Seconds of its longest search."""
+    kind: str
+    """State of its worst leak, such as `text leaked`."""
     cut: bool
     """Whether a search without a leak ran out of time, so that more time might have found one."""
 
@@ -275,7 +277,7 @@ def seconds_chart(curves: Sequence[Curve], title: str) -> Markup:
         lower_axis(ticks, width, height, "seconds of attack on one step"),
     ]
     for turn, one in enumerate(curves):
-        colour, shape = LINE_COLOURS[turn % len(LINE_COLOURS)], LINE_SHAPES[turn % len(LINE_SHAPES)]
+        colour, shape = LEAKED[one.kind], LINE_SHAPES[turn % len(LINE_SHAPES)]
         path = [(at(min(known)), float(height))]
         for n, seconds in enumerate(one.seconds, start=1):
             path += [(at(seconds), path[-1][1]), (at(seconds), height * (1 - n / one.steps))]
