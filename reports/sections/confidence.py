@@ -67,7 +67,7 @@ def _needed(rule: RuleVerdict) -> str:
     if rule.status is Status.PASS:
         return "passes"
     if rule.more_clean_steps is None:
-        return "cannot pass" if (rule.lower or 0.0) > rule.threshold else "not decided"
+        return "above its limit" if (rule.lower or 0.0) > rule.threshold else "not decided"
     return f"passes after {counted(rule.more_clean_steps, 'more clean step')}"
 
 
