@@ -196,7 +196,7 @@ def _column(states: Mapping[str, int], x: float, y: float, wide: float, tall: fl
         elif colour == BAND:
             drawn.append(block(x, low, wide, high, colour, 0.5))
         else:
-            drawn.append(block(x, low, wide, high, colour))
+            drawn.append(block(x, low, wide, high, colour, 0.6 if colour == WORDS else 1.0))
     return drawn
 
 

@@ -126,7 +126,7 @@ def _sample(view: SequenceView, results: Results, anchors: dict[tuple[str, str],
     true = next((item.true for item in view.recovered if item.true is not None), None)
     return {
         "classes": classes_in(_words(true)),
-        "longest": () if view.recovered[0].scores.exact else _longest(true),
+        "longest": _longest(true) if view.recovered[0].scores.exact is False else (),
         "anchor": anchors[view.step, view.sequence],
         "step": next(step.step for step in results.steps if step.id == view.step),
         "name": view.sequence,

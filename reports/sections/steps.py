@@ -67,6 +67,9 @@ def section(redacted: RedactedResult) -> Section:
             "when": _when([s for s in usable if s.id not in silent | nobody], by_step),
             "with_loss": any(step.loss is not None for step in steps),
             "table": [_row(step) for step in steps][:MOST_ROWS],
+            "cut": f"The first {MOST_ROWS} of {len(steps):,} steps; results.json has all of them."
+            if len(steps) > MOST_ROWS
+            else "",
             "gap": gap if any(step.share is None for step in steps) and len(steps) <= MOST_MARKS else "",
             "states": [name for name in STATES if any(name in step.states for step in steps)],
             "share_name": f"{measured.capitalize()} that came back, by the best attack",
