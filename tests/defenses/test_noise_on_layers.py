@@ -121,7 +121,7 @@ def test_an_attack_on_clean_parameters_recovers_what_it_does_without_noise(attac
     step = tiny.client_step(tiny.bert(num_labels=3), tiny.bert_tokenizer(), texts, labels)
 
     def guess(seen: Observation) -> tuple[Any, ...]:
-        found = attacks.create(attack)(seen, torch.Generator().manual_seed(0), ticking(4000))
+        found = attacks.create(attack)(seen, torch.Generator().manual_seed(0), ticking(400))
         if attacks.create(attack).goal == "labels":
             return found.label_counts, found.counts_told
         return found.tokens, [sequence.token_ids for sequence in found.sequences or ()]
