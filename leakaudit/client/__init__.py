@@ -17,6 +17,7 @@ __all__ = [
     "other_order",
     "other_steps",
     "output_gradients",
+    "per_example",
     "recipe",
     "replay",
     "sequences",
