@@ -156,7 +156,7 @@ def touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
 
 def _touched_rows(seen: Observation, false_rows: float) -> tuple[Tensor, float]:
     rows = rows_of_tokens(seen)  # (V, D)
-    sigma = (seen.sent or seen).noise_sigma
+    sigma = (seen.sent or seen).noise_level.of(word_embedding(seen.model))
     touched = (rows != 0).any(dim=1)  # (V,)
     if sigma > 0.0 or bool(touched.all()):
         return rows_above_noise(rows, sigma, false_rows)

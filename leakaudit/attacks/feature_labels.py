@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakaudit.algorithms.labels.counts import whole_counts
 from leakaudit.algorithms.labels.feature_roots import Roots, find_roots, row_space
@@ -113,6 +113,7 @@ class FeatureLabels:
         dropped = seen.facts.training_mode and bool(seen.facts.dropout)
         stop: Literal["done", "budget"] = "done" if complete or not budget.exhausted() else "budget"
         shared = layer.weight in seen.update and bool(seen.update[layer.weight].any())
+        read = _noise_on(seen, layer.module, part.first, part.second)
         if shared:
             gradient, error = _from_head(seen, layer, features.double())
         else:
@@ -121,13 +122,13 @@ class FeatureLabels:
             counts, off = labels_from(gradient, predicted, head_loss(seen))
             error = max(error, off)
             found |= {"relative_error": error, "sequences": float(sum(counts)), "proved": float(error < AGREES)}
-            told = error < AGREES or seen.noise_sigma == 0.0
+            told = error < AGREES or read == 0.0
         else:
             of_all = bias_gradient(seen, layer) if shared else None
             total = gradient.sum(dim=0) if of_all is None else of_all  # (C,)
             counts = whole_counts(head_loss(seen).shares(predicted.mean(dim=0) - total), roots.wanted)
             found |= {"proved": 0.0}
-            told = seen.noise_sigma == 0.0
+            told = read == 0.0
         return Reconstruction(label_counts=counts, counts_told=told, stop=stop, diagnostics=found)
 
     def _updates(self, seen: Observation, part: FeedForward) -> tuple[Tensor, Tensor]:
@@ -142,6 +143,12 @@ class FeatureLabels:
         if missing:
             raise AnatomyError(f"the feed-forward part's {missing[0]!r} is frozen or its update is not shared")
         return seen.update[found[0]], seen.update[found[1]]
+
+
+def _noise_on(seen: Observation, *layers: nn.Module) -> float:
+    """Return the largest declared noise on the updates of some layers."""
+    read = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    return seen.noise_level.of(*(name for name, p in seen.model.named_parameters() if id(p) in read))
 
 
 def _roots(

@@ -102,7 +102,7 @@ class Ilrg(CountsLabels):
         weight = at_least(weight, torch.outer(bias, start), only_bounded(seen, layer.weight))
         rest = bias @ (weight - torch.outer(bias, start))
         # Noise hides what the update says about features before it hides the counts.
-        noisy = self.dummy and seen.noise_sigma > 0.0
+        noisy = self.dummy and seen.noise_level.of(layer.weight, layer.bias) > 0.0
         scale = 1.0
         if not scale_is_known(seen):
             scale = clipping_factor(

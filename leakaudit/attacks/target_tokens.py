@@ -109,7 +109,7 @@ class TargetTokens:
         mean = features.mean(dim=0)  # (D,)
         shared = float(mean.square().sum() / features.square().sum(dim=1).mean())
         backwards = -(rows @ mean)  # (V,), positive for targets
-        noise = noise_in(seen, rows)
+        noise = noise_in(seen, name)
         named = backwards > ROUNDINGS * _rounding(seen, name, mean)
         if noise > 0.0:
             named = against_above_noise(backwards, rows, mean, noise, self.false_rows)

@@ -110,8 +110,11 @@ class UpdateDifference:
 
 def _noise_like(seen: Observation, rng: torch.Generator) -> dict[str, Tensor]:
     """Return noise of the declared size in place of the update."""
-    sigma = seen.noise_sigma
-    return {name: (sigma * torch.randn(tensor.shape, generator=rng)).to(tensor) for name, tensor in seen.update.items()}
+    level = seen.noise_level
+    return {
+        name: (level.of(name) * torch.randn(tensor.shape, generator=rng)).to(tensor)
+        for name, tensor in seen.update.items()
+    }
 
 
 def _guess(found: Searched, seen: Observation) -> GuessedSequence:

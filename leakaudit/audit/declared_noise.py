@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from leakaudit.audit.comparison import UpdateComparison
+from leakaudit.audit.comparison import Update, UpdateComparison
+from leakaudit.client.noise_level import NoiseLevel
 
 NOISE_TOLERANCE = 0.1
 """Largest relative error of a residual's standard deviation.
@@ -73,6 +75,37 @@ def is_noise(found: UpdateComparison, sigma: float, tolerance: float) -> bool:
     if abs(found.difference.std - sigma) > NOISE_TOLERANCE * sigma:
         return False
     return abs(found.scale - 1) <= tolerance + STANDARD_ERRORS * sigma / found.norm
+
+
+def root_mean_square_level(levels: NoiseLevel, found: Update) -> float:
+    """Return the standard deviation of the noise over all entries of an update."""
+    if levels.is_even:
+        return levels.largest
+    entries = sum(tensor.numel() for tensor in found.values())
+    total = sum(tensor.numel() * levels.of(name) ** 2 for name, tensor in found.items())
+    return math.sqrt(total / max(1, entries))
+
+
+def fits_levels(found: UpdateComparison, levels: NoiseLevel, tolerance: float) -> bool:
+    """Return whether the difference is noise of each parameter's own level.
+
+    Parameters without noise have to be equal up to `tolerance`, relative to the whole update.
+
+    Args:
+        found: the observed and the recomputed update.
+        levels: declared for its parameters.
+        tolerance: relative error of the recomputation itself.
+    """
+    if levels.is_even:
+        return is_noise(found, levels.largest, tolerance)
+    for level in set(levels.by_parameter.values()):
+        own = {name: tensor for name, tensor in found.own.items() if levels.of(name) == level}
+        part = UpdateComparison.of(found.seen, own)
+        if level == 0.0 and part.difference.norm > tolerance * found.norm:
+            return False
+        if level > 0.0 and part.norm > 0.0 and not is_noise(part, level, tolerance):
+            return False
+    return True
 
 
 def noise_is_changed(noisy: Sequence[bool]) -> bool:

@@ -17,14 +17,17 @@ from leakaudit.audit.declared_noise import (
     NOISE_TOLERANCE,
     STANDARD_ERRORS,
     clipping_hint,
-    is_noise,
+    fits_levels,
     noise_is_changed,
     opposite_direction,
+    root_mean_square_level,
     same_direction,
 )
 from leakaudit.audit.known_factors import refined_factors, why_scaled
 from leakaudit.audit.tensor_factors import rescaled
 from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
+from leakaudit.client.noise_level import NoiseLevel
+from leakaudit.client.observation import part_of
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.results.schema import Verification, VerificationStatus
@@ -99,8 +102,10 @@ class _Verifier:
         plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None]
         self.active = [plugin for plugin in plugins if not plugin.is_identity()]
         self.all_absent = _LeftOut(absent=(*self.unknown, *(plugin.name for plugin in self.active)))
+        self.levels = NoiseLevel({})
+        """Declared noise of each parameter; `_expected` sets it."""
         self.sigma = 0.0
-        """Standard deviation of the declared noise, in the update's units.
+        """Standard deviation of the declared noise over all entries, in the update's units.
 
         `_expected` sets it.
         """
@@ -181,15 +186,18 @@ class _Verifier:
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
         """Return `factor` times `bare` after all defences, without their noise.
 
-        It also sets `sigma`.
+        It also sets `levels` and `sigma`.
         """
         update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
-        sigma = 0.0
+        levels = dict.fromkeys(update, 0.0)
         for plugin in self.active:
             # The largest tolerance: a defence that jumps (a sign, a level) may turn a smaller error of one entry into a large one.
             update = plugin.expected(self.step, update, self.observed, self.accuracy.largest)
-            sigma = math.hypot(sigma, plugin.added_noise(self.step, update))
-        self.sigma = sigma
+            if added := plugin.added_noise(self.step, update):
+                noisy = part_of(update, plugin.chosen(self.step.model))
+                levels |= {name: math.hypot(levels.get(name, 0.0), added) for name in noisy}
+        self.levels = NoiseLevel(levels)
+        self.sigma = root_mean_square_level(self.levels, update)
         return update
 
     def _noises(self) -> tuple[str, ...]:
@@ -200,13 +208,13 @@ class _Verifier:
         """Stamp an update that differs from the expected one by the declared noise."""
         if not self.sigma or self.unknown:
             return None
-        if not is_noise(found, self.sigma, self.tolerance):
+        if not fits_levels(found, self.levels, self.tolerance):
             return None
         error = self.sigma / found.norm
         note = (
             f"as declared; the recomputed update is in it {found.scale:.2f} times, with a standard error of {error:.2g}"
         )
-        if STANDARD_ERRORS * error >= 1:
+        if STANDARD_ERRORS * error >= 1 and self.levels.is_even:
             note += ": the noise is so large that the update of another batch would pass as well"
         return Verification(
             status=VerificationStatus.NOISED,

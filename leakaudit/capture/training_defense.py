@@ -22,7 +22,7 @@ from leakaudit.capture.boundary import without_modes
 from leakaudit.capture.observing.optimizer_hooks import closure_of, replaced_closure
 from leakaudit.capture.observing.optimizers import base_optimizers, before_step, nested, parameters_of
 from leakaudit.capture.secret_generator import secret_generator
-from leakaudit.client.observation import Update
+from leakaudit.client.observation import Update, part_of
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import DefenseError, LeakAuditError, type_and_place
 from leakaudit.models.wrappers import plain_name, unwrapped
@@ -57,6 +57,8 @@ class TrainingDefense:
     """The base optimizer."""
     withheld: frozenset[int]
     """Identities of the parameters whose gradients are dropped."""
+    chosen: frozenset[int] | None = None
+    """Identities of the parameters that it changes; None for all."""
     seed: int | None = None
     """Seed of the random numbers of all steps; None draws a new state from the operating system for each step."""
     steps: int = field(default=0, init=False)
@@ -90,10 +92,11 @@ class TrainingDefense:
         if defense.is_identity():
             return None
         optimizer = _the_optimizer(trained)
-        withheld = _withheld(defense, core)
+        withheld = _found(lambda: defense.withheld(core), "withholds", core) or frozenset()
+        chosen = _found(lambda: defense.chosen(core), "changes", core)
         if not defense.on_update and not withheld:
             raise DefenseError(OWN_LIBRARY if defense.per_example else MORE_THAN_THE_UPDATE)
-        found = cls(defense, unwrapped(trained.model), optimizer, withheld, seed)
+        found = cls(defense, unwrapped(trained.model), optimizer, withheld, chosen, seed)
         if all(id(p) in withheld for p in parameters_of(optimizer) if p.requires_grad):
             raise DefenseError("nothing that is trained would be sent: it withholds every parameter of the optimizer")
         secret_generator(torch.device("cpu"))  # a version of torch without a secret state is refused now
@@ -175,6 +178,12 @@ class TrainingDefense:
         for number, parameter in enumerate(mine.values()):
             yield f"outside.{number}", _dense(parameter)
 
+    def _chosen_names(self) -> frozenset[str] | None:
+        """Return the names of the parameters that the defence changes, as `_gradients` calls them."""
+        if self.chosen is None:
+            return None
+        return frozenset(plain_name(name) for name, p in self.model.named_parameters() if id(p) in self.chosen)
+
     def _sent(self, raw: dict[str, Tensor]) -> Update:
         """Return what the defence makes of an update.
 
@@ -183,8 +192,11 @@ class TrainingDefense:
         """
         if not self.defense.on_update:
             return raw
-        self._memory.defense = self.defense.prepared(raw, 1.0)
-        sent = self._memory.send(raw, self._random(next(iter(raw.values())).device))
+        part = part_of(raw, self._chosen_names())
+        if not part:
+            return raw
+        self._memory.defense = self.defense.prepared(part, 1.0)
+        sent = {**raw, **self._memory.send(part, self._random(next(iter(raw.values())).device))}
         if _shapes(sent) != _shapes(raw):
             raise self._stopped("it returned other parameters or shapes than it was given")
         return sent
@@ -242,18 +254,25 @@ def _the_optimizer(trained: Trained) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _withheld(defense: Defense, core: nn.Module) -> frozenset[int]:
-    """Return the identities of the parameters for which a defence sends no update.
+def _found(read: Callable[[], frozenset[str] | None], does: str, core: nn.Module) -> frozenset[int] | None:
+    """Return the identities of parameters that a defence names; None if it names all.
+
+    Args:
+        read: asks the defence for the names.
+        does: what it does to them, such as "withholds".
+        core: the model.
 
     Raises:
         DefenseError: the defence does not find them in this model.
     """
     try:
-        names = defense.withheld(core)
+        names = read()
     except Exception as error:
         raise DefenseError(
-            f"the parameters that it withholds were not found in {type(core).__name__} ({type_and_place(error)})"
+            f"the parameters that it {does} were not found in {type(core).__name__} ({type_and_place(error)})"
         ) from None
+    if names is None:
+        return None
     return frozenset(id(parameter) for name, parameter in core.named_parameters() if name in names)
 
 

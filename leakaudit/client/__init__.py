@@ -11,6 +11,7 @@ __all__ = [
     "first_blocks_step",
     "fused_head",
     "local_steps",
+    "noise_level",
     "observation",
     "optimizer",
     "other_order",

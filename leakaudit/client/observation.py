@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.client.facts import DeclaredDefense, Granted, PublicFacts
+from leakaudit.client.noise_level import NoiseLevel
 from leakaudit.errors import NonFiniteUpdateError
 from leakaudit.models.tensors import entries_of
 
@@ -60,16 +61,29 @@ class Observation:
         return {}
 
     @cached_property
-    def noise_sigma(self) -> float:
-        """Standard deviation of the declared additive noise on every entry.
+    def noise_level(self) -> NoiseLevel:
+        """Standard deviation of the declared additive noise, for each parameter.
 
         It is in the update's units, and 0 without noise. The declared defences compute it. If a declared defence is not registered, it
         is the root mean square of the whole update, because noise on the update cannot be larger.
         """
-        sigma = 0.0
+        levels = dict.fromkeys(self.update, 0.0)
         for defense in self.facts.known_defenses:
-            sigma = root_mean_square(self.update) if defense is None else defense.noise(self.update, sigma)
-        return float(sigma)
+            if defense is None:
+                levels = dict.fromkeys(self.update, root_mean_square(self.update))
+                continue
+            part = part_of(self.update, defense.chosen(self.model))
+            after = {before: float(defense.noise(part, before)) for before in {levels[name] for name in part}}
+            levels |= {name: after[levels[name]] for name in part}
+        return NoiseLevel(levels)
+
+    @property
+    def noise_sigma(self) -> float:
+        """The largest level of the declared noise on any entry, 0 without noise.
+
+        It is for readers of the whole update. Ask `noise_level` for the noise on single parameters.
+        """
+        return self.noise_level.largest
 
     @cached_property
     def zeroed(self) -> bool:
@@ -161,6 +175,11 @@ class Observation:
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().data)
         return f"sha256:{digest.hexdigest()}"
+
+
+def part_of(update: Update, chosen: Collection[str] | None) -> Update:
+    """Return the chosen parameters of an update, in its order; None chooses all."""
+    return update if chosen is None else {name: tensor for name, tensor in update.items() if name in chosen}
 
 
 def root_mean_square(update: Update) -> float:

@@ -15,7 +15,7 @@ from torch import nn
 
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.local_steps import delta_divisor
-from leakaudit.client.observation import Observation, Update
+from leakaudit.client.observation import Observation, Update, part_of
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 
@@ -79,9 +79,22 @@ class Defense(Protocol):
         if self.is_identity():
             return seen
         unit = delta_divisor(step.facts) if step.facts.view == "delta" else 1.0
-        prepared = self.prepared(seen.update, unit)
-        sent = prepared.changed(seen.update, rng)
-        return seen if sent is seen.update else seen.under(prepared.declared(), sent)
+        part = part_of(seen.update, self.chosen(seen.model))
+        prepared = self.prepared(part, unit)
+        sent = prepared.changed(part, rng)
+        if sent is part or not part:
+            return seen
+        return seen.under(prepared.declared(), sent if part is seen.update else {**seen.update, **sent})
+
+    def chosen(self, model: nn.Module) -> frozenset[str] | None:
+        """Return the names of the parameters that it changes; None for all.
+
+        `prepared`, `changed` and `noise` are given these parameters only, and the others are sent as they are.
+
+        Raises:
+            AnatomyError: the layers that its knobs name are not found in the model.
+        """
+        return None
 
     def check_one_step(self) -> None:
         """Refuse error feedback where only one step is known.
@@ -180,7 +193,7 @@ class Defense(Protocol):
         return self
 
     def added_noise(self, step: ClientStep, clean: Update) -> float:
-        """Return the standard deviation of the noise that it adds to every entry.
+        """Return the standard deviation of the noise on each entry that it changes.
 
         Args:
             step: the step that made the update.

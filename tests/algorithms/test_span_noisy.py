@@ -14,6 +14,7 @@ from leakaudit.algorithms.span.soft_ranking import Ranking
 from leakaudit.algorithms.span.sparse_regression import JointFit
 from leakaudit.algorithms.span.subspace import filled_in, noise_of, soft_span_of
 from leakaudit.attacks.span import Span
+from leakaudit.client.noise_level import NoiseLevel
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.models.structure import find_anatomy, input_stage_of
@@ -115,7 +116,7 @@ def test_weights_of_directions_are_how_much_of_them_is_signal() -> None:
         for projection in anatomy.projections:
             left = torch.randn(96, generator=generator)
             update[projection.weight] = 1.3 * torch.outer(left, true) + torch.randn(96, 96, generator=generator)
-        span = soft_span_of(update, anatomy, sigma=1.0)
+        span = soft_span_of(update, anatomy, NoiseLevel(dict.fromkeys(update, 1.0)))
         measured.append(float(span.vectors[0] @ true.double()) ** 2)
         predicted.append(float(span.weights[0]))
     assert sum(predicted) / 12 == pytest.approx(sum(measured) / 12, abs=0.05)

@@ -118,7 +118,7 @@ def _projected(seen: Observation, name: str, bias: str | None, features: Tensor)
         bias: its name, if it has one.
         features: (S, D) inputs of the head.
     """
-    noise = (seen.sent or seen).noise_sigma
+    noise = (seen.sent or seen).noise_level.of(name if bias is None else bias)
     if bias is not None:
         values = seen.update[bias].double().cpu()
         return values, (_error_of(seen, bias, values).square() + noise**2).sqrt()

@@ -86,11 +86,12 @@ def _problem_with_tied(seen: Observation, name: str) -> str:
         )
     if as_gradient(seen.sent or seen)[1].quality != "exact":
         return "the optimizer's steps hide the sizes of its rows"
-    if (seen.noise_sigma > 0.0 or seen.zeroed) and not seen.whole:
+    changed = seen.noise_level.of(name) > 0.0 or seen.zeroed
+    if changed and not seen.whole:
         return (
             "a declared defence changed the rows; the head's inputs, which would tell them apart, need the whole model"
         )
-    if (seen.noise_sigma > 0.0 or seen.zeroed) and not _has_head(seen):
+    if changed and not _has_head(seen):
         return "a declared defence changed the rows; the head over the vocabulary, which would tell them apart, was not found"
     return ""
 
@@ -116,7 +117,7 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
     if not _is_tied(seen):
         return _of_untied(seen, false_rows, longest)
     name = str(word_embedding(seen.model))
-    sigma = (seen.sent or seen).noise_sigma
+    sigma = (seen.sent or seen).noise_level.of(name)
     if sigma > 0.0:
         surprise = _head_surprise(seen, sigma)
         named = standing_out(surprise, exponential_cut, false_rows)
@@ -131,10 +132,12 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
 def _of_untied(seen: Observation, false_rows: float, longest: int | None) -> Bag:
     """Return the bag of a word embedding that is not shared with a head."""
     touched, noise = touched_rows(seen, false_rows)
-    if noise > 0.0 or seen.noise_sigma > 0.0:
+    if noise > 0.0 or (seen.sent or seen).noise_level.of(word_embedding(seen.model)) > 0.0:
         energy = rows_of_tokens(seen).double().square().sum(dim=1)  # (V,)
         return _bag(seen, touched, _over_cut(energy.log(), touched), longest, "above noise", noise)
     sure = touched.cpu()
+    if _head_is_noisy(seen):
+        return _bag(seen, touched, torch.where(sure, math.inf, -math.inf).double(), longest, "touched rows")
     counted = target_counts(seen)
     if counted is not None:
         sure = sure | (counted.known & (counted.counts > 0))
@@ -221,6 +224,16 @@ def _has_head(seen: Observation) -> bool:
     except AnatomyError:
         return False
     return True
+
+
+def _head_is_noisy(seen: Observation) -> bool:
+    """Return whether noise is declared on a head over the vocabulary, whose rows then name no words exactly."""
+    try:
+        head, name = find_token_head(seen)
+    except AnatomyError:
+        return False
+    bias = next((name for name, parameter in seen.model.named_parameters() if parameter is head.bias), None)
+    return (seen.sent or seen).noise_level.of(name, bias) > 0.0
 
 
 def _head_surprise(seen: Observation, sigma: float) -> Tensor:

@@ -44,7 +44,8 @@ def count_in_noise(
         count: the attack, from an observation to counts. It is called only once if there is no noise.
     """
     found = count(seen)
-    sigma = noise_in(seen, seen.update[layer.weight]) if layer.weight in seen.update else seen.noise_sigma
+    shared = layer.weight in seen.update
+    sigma = noise_in(seen, layer.weight, layer.bias) if shared else seen.noise_level.of(layer.bias)
     if sigma == 0.0:
         return found
     told = _is_signal(seen, layer, sigma) and all(

@@ -151,12 +151,12 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     bias = bias_gradient(seen, layer)
     if bias is None:
         return projected
-    sigma = seen.noise_sigma
-    if sigma == 0.0:
+    noise, below = seen.noise_level.of(layer.bias), seen.noise_level.of(layer.weight)
+    if noise == 0.0:
         return bias
     # Both estimate d_c. The bias has the error of the noise; the projection has less noise, and the error of the features' spread.
     spread = (neutral.features.double() @ mean / length).std() * bias.square().mean().sqrt()
-    weight = sigma**2 / (sigma**2 + sigma**2 / length + spread**2)
+    weight = noise**2 / (noise**2 + below**2 / length + spread**2)
     return (1 - weight) * bias + weight * projected
 
 
@@ -180,7 +180,7 @@ def bias_gradient(seen: Observation, layer: OutputLayer) -> Tensor | None:
     return gradient
 
 
-def noise_in(seen: Observation, rows: Tensor) -> float:
+def noise_in(seen: Observation, weight: str, bias: str | None = None) -> float:
     """Return the standard deviation of the noise on an output layer's update.
 
     The gradient of a softmax's logits adds up to 0 over the classes, and so does every column of the weight's update. A sum that is not 0
@@ -189,10 +189,13 @@ def noise_in(seen: Observation, rows: Tensor) -> float:
 
     Args:
         seen: the observation.
-        rows: (C, H) update of the layer's weight; the layer has no other use.
+        weight: name of the layer's weight (C, H), which has an update; the layer has no other use.
+        bias: name of its bias, if that is read as well.
     """
-    if seen.noise_sigma > 0.0 or seen.facts.defenses or seen.facts.tied or seen.sent is not None:
-        return seen.noise_sigma  # columns of an estimate need not add up to 0
+    declared = seen.noise_level.of(weight, bias)
+    if declared > 0.0 or seen.facts.defenses or seen.facts.tied or seen.sent is not None:
+        return declared  # columns of an estimate need not add up to 0
+    rows = seen.update[weight]
     left = float(rows.double().sum(dim=0).square().mean().sqrt()) / math.sqrt(len(rows))
     return left if left > ROUNDED * float(rows.double().square().mean().sqrt()) else 0.0
 

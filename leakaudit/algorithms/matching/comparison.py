@@ -76,7 +76,9 @@ class Comparison:
         if self._blocks is not None:
             observed = [block.target for block in self._blocks]
         parts = [update[vector.name] for vector in vectors]
-        restored = restore(objective, observed, parts, update, tokens)
+        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
+        sigmas = [objective.sigma_of(name) for name in names]
+        restored = restore(objective, observed, parts, update, tokens, sigmas)
         self._matrices = restored.matrices
         """(out, in) each."""
         self._power = restored.power.clone()
@@ -84,10 +86,9 @@ class Comparison:
         self._targets: list[tuple[tuple[int, ...], Target]] = []
         """Numbers of the matrices of one shape, with their targets; empty if only blocks are compared."""
         if not objective.masked:
-            targets = _targets(objective, self._matrices, tokens)
+            targets = _targets(objective, self._matrices, tokens, sigmas)
             self._power[: len(targets)] = torch.cat([target.power for target in targets])
             self._targets = _stacked_by_shape(targets)
-        names = [*(matrix.name for matrix in matrices), *(vector.name for vector in vectors)]
         self._groups = _groups(names, objective.per).to(self._power)
         """(K, groups) 1 if a parameter belongs to the group of a cosine, else 0."""
         self._weights = weights_of(restored, self._groups)
@@ -287,9 +288,10 @@ class _Part(NamedTuple):
     products: Products | Formed
 
 
-def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int) -> list[Target]:
-    """Return the target of each matrix, (out, in)."""
-    return [Target.of(each, tokens, whitened=objective.whitened, sigma=objective.sigma) for each in matrices]
+def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int, sigmas: Sequence[float]) -> list[Target]:
+    """Return the target of each matrix, (out, in), under noise of its own standard deviation."""
+    levels = zip(matrices, sigmas, strict=False)  # vectors follow the matrices
+    return [Target.of(each, tokens, whitened=objective.whitened, sigma=sigma) for each, sigma in levels]
 
 
 def _stacked_by_shape(targets: Sequence[Target]) -> list[tuple[tuple[int, ...], Target]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from leakaudit.algorithms.labels.clipping import scale_is_known
 from leakaudit.algorithms.matching.guessed_labels import NextTokenLabels
 from leakaudit.algorithms.matching.learned_masks import MaskPlaces
+from leakaudit.client.noise_level import NoiseLevel
 from leakaudit.client.observation import Observation
 
 
@@ -35,9 +36,15 @@ class Objective:
     entries. The more was pruned, the more the weight of a cosine depends on the length of its update, because pruning removes
     most of a short update. Vectors are only compared at entries that are not zero."""
     sigma: float = 0.0
-    """Standard deviation of noise on every entry. It is removed from matrices as far as their rank allows
+    """Standard deviation of noise on every entry; the largest one if `noise` is given. It is removed from matrices as far as their rank allows
     (`singular_value_shrinkage`). The more of the update is noise, the more the weight of a cosine depends on the expected
     squared cosine between the denoised and the clean update, because equal noise hides small gradients more."""
+    noise: NoiseLevel | None = field(default=None, hash=False)
+    """Standard deviation of the noise on each parameter; None if `sigma` is that of all."""
+
+    def sigma_of(self, name: str) -> float:
+        """Return the standard deviation of the noise on a parameter."""
+        return self.sigma if self.noise is None else self.noise.of(name)
 
     def __post_init__(self) -> None:
         """Refuse `whitened` for other distances than cosines of whole updates.
@@ -97,7 +104,8 @@ class Matching:
 def with_declared_defenses(objective: Objective, seen: Observation, how: Matching) -> Objective:
     """Return the objective for declared clipping, noise and pruning."""
     pruned = how.aware and seen.zeroed
-    sigma = seen.noise_sigma if how.aware else 0.0
+    level = seen.noise_level
+    sigma = level.largest if how.aware else 0.0
     rescaled = not scale_is_known(seen) or (how.noise_rescales and sigma > 0)
     known = not how.aware or objective.kind == "cosine" or not rescaled
     masked = objective.masked or (pruned and not how.fill)
@@ -108,4 +116,5 @@ def with_declared_defenses(objective: Objective, seen: Observation, how: Matchin
         masked=masked,
         filled=objective.filled or (pruned and how.fill),
         sigma=objective.sigma or (sigma if how.denoise else 0.0),
+        noise=objective.noise if objective.sigma or not (sigma and how.denoise) or level.is_even else level,
     )

@@ -57,6 +57,7 @@ def restore(
     vectors: Sequence[Tensor],
     update: Mapping[str, Tensor],
     tokens: int,
+    sigmas: Sequence[float],
 ) -> Restored:
     """Fill in pruned entries and remove noise, if the objective says so.
 
@@ -66,6 +67,7 @@ def restore(
         vectors: observed; they have no rank and stay as they are.
         update: the whole update; its smallest entry bounds what was pruned.
         tokens: the rank of matrices without noise or pruning.
+        sigmas: standard deviation of the noise on each matrix, then on each vector.
     """
     power = observed = _powers([*matrices, *vectors])
     if objective.filled:
@@ -73,9 +75,10 @@ def restore(
         matrices = [completed(matrix, tokens, smallest) for matrix in matrices]
         power = _powers([*matrices, *vectors])
     entries = torch.tensor([part.numel() for part in (*matrices, *vectors)]).to(power)
-    noise, left = objective.sigma**2 * entries, power
+    noise, left = torch.tensor(sigmas).to(power).square() * entries, power
     if objective.sigma and not objective.masked:
-        without = [denoised(matrix, tokens, objective.sigma) for matrix in matrices]
+        levels = zip(matrices, sigmas, strict=False)  # vectors have no rank
+        without = [denoised(matrix, tokens, sigma) if sigma else matrix for matrix, sigma in levels]
         if any(
             bool(matrix.any()) for matrix in without
         ):  # else no singular value is above noise: the noisy update is the best guess

@@ -23,6 +23,7 @@ from leakaudit.algorithms.rare_rows.sentence_simulations import Simulations
 from leakaudit.algorithms.resimulation import prove
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
+from leakaudit.models.structure import word_embedding
 from leakaudit.plugins.attack_protocol import APPLIES, Applicability, GuessedSequence, Reconstruction, not_applicable
 from leakaudit.plugins.budget import Budget
 
@@ -60,7 +61,7 @@ def decoder_applies(seen: Observation) -> Applicability:
         return not_applicable(
             "the update is a difference of weights whose entries tell no sizes, and rows are sums of states"
         )
-    if seen.noise_sigma > 0.0 or seen.zeroed:
+    if seen.noise_level.of(tables.head, word_embedding(seen.model)) > 0.0 or seen.zeroed:
         return not_applicable(
             "a declared defence adds noise to the update or sets entries to zero; rows are read exactly"
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 from leakaudit.algorithms.span.hypothesis_search import Hypothesis, Layer, SearchResult, Simulation
 from leakaudit.algorithms.span.problem import SpanProblem
 from leakaudit.algorithms.span.subspace import PRUNED_SHARE, SoftSpan
+from leakaudit.client.noise_level import NoiseLevel
 
 UNEXPLAINED = 0.004
 """Share of the first block's signal that a complete sentence may leave unexplained, in addition to chance.
@@ -39,16 +40,16 @@ MOST_MARGIN = 1e6
 class ExplainedSignal:
     """The observed update, its noise, and the simulation to compare sentences with it."""
 
-    def __init__(self, problem: SpanProblem, span: SoftSpan, sigma: float | None) -> None:
+    def __init__(self, problem: SpanProblem, span: SoftSpan, declared: NoiseLevel | None) -> None:
         """Prepare the simulation.
 
         Args:
             problem: the observation with its parts.
             span: weighted directions of the noisy span, with the measured noise of each projection.
-            sigma: declared standard deviation of the noise, in the update's units; None if it is not declared.
+            declared: noise of each parameter, in the update's units; None if none is declared.
         """
         self.simulation = Simulation(problem.seen)
-        self.sigma = sigma
+        self._declared = declared
         self._update = problem.seen.update
         self._anatomy = problem.anatomy
         self._span = span
@@ -96,18 +97,18 @@ class ExplainedSignal:
         depend most on single words; otherwise all layers.
         """
         first = self.first_block
-        if self.sigma is None:
+        if self._declared is None:
             return first
         power, noise = self._energy(first)
-        return first if (max(0.0, power - noise) ** 0.5) > CLEAR * self.sigma else self.simulation.layers
+        level = self._declared.of(*(layer.weight for layer in first))
+        return first if (max(0.0, power - noise) ** 0.5) > CLEAR * level else self.simulation.layers
 
     def _energy(self, layers: Sequence[Layer]) -> tuple[float, float]:
         """Return |G|^2 over some layers, and the expected E|N|^2."""
         update, measured = self._update, self._span.sigma
         power = sum(float(update[layer.weight].double().square().sum()) for layer in layers)
-        entries = sum(update[layer.weight].numel() for layer in layers)
-        if self.sigma is not None:
-            return power, entries * self.sigma**2
+        if (declared := self._declared) is not None:
+            return power, sum(update[layer.weight].numel() * declared.of(layer.weight) ** 2 for layer in layers)
         noise = sum(
             update[layer.weight].numel() * measured[layer.weight] ** 2 for layer in layers if layer.weight in measured
         )
@@ -119,7 +120,7 @@ class ExplainedSignal:
         If no noise is declared, only the projections count, because only their noise is measured. What the observed
         update lost is removed from the simulated gradient, too: pruned entries, and sizes if only signs were sent.
         """
-        layers = self.first_block if self.sigma is not None else self.projections or self.first_block
+        layers = self.first_block if self._declared is not None else self.projections or self.first_block
         inner = own = 0.0
         pruned = False
         for layer, (x, d) in zip(layers, self.simulation.activations([sentence], layers), strict=True):
@@ -133,7 +134,7 @@ class ExplainedSignal:
             inner += float((gradient * seen).sum())
             own += float(gradient.square().sum())
         power, noise = self._energy(layers)
-        exact = self.sigma is None and (pruned or self.simulation.signs)
+        exact = self._declared is None and (pruned or self.simulation.signs)
         signal = power if exact else max(power - noise, LEAST_SIGNAL * power)
         return 0.0 if inner <= 0 or own == 0 else min(1.0, inner**2 / (own * signal))
 
@@ -153,6 +154,7 @@ class ExplainedSignal:
 
         Scores are <g, G> / |g|, so the difference of two scores has a standard deviation of at most sqrt(2) sigma.
         """
-        sigma = self.sigma or max(self._span.sigma.values())
+        declared = 0.0 if self._declared is None else self._declared.of(*(layer.weight for layer in self.compared))
+        sigma = declared or max(self._span.sigma.values())
         lead = found.score - found.runner_up
         return min(MOST_MARGIN, lead / (2**0.5 * sigma)) if lead > 0 else 0.0

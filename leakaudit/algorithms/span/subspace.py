@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.client.noise_level import NoiseLevel
 from leakaudit.models.structure import Anatomy
 
 FLOAT32_FLOOR = 3e-7
@@ -162,7 +163,7 @@ class SoftSpan:
     """Parameter name -> standard deviation of the noise per entry of that projection's update."""
 
 
-def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | None = None) -> SoftSpan:
+def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, declared: NoiseLevel | None = None) -> SoftSpan:
     """Return the directions of a noisy span, each with its share of signal.
 
     Every projection's update is divided by its own noise, so that its weight is its signal-to-noise ratio and not its
@@ -178,8 +179,8 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
     Args:
         update: parameter name -> update.
         anatomy: the first block's projections.
-        sigma: declared standard deviation of the noise on every entry. None measures it on each projection's update
-            (`noise_of`).
+        declared: noise of each parameter. None, and a projection without declared noise, measures it on that projection's
+            update (`noise_of`).
     """
     seen = {
         p.weight: p.by_output(update[p.weight]).double()
@@ -188,10 +189,10 @@ def soft_span_of(update: Mapping[str, Tensor], anatomy: Anatomy, sigma: float | 
     }
     if not seen:
         return SoftSpan(torch.zeros(0, anatomy.hidden).double(), torch.zeros(0).double(), {}, {})
-    if sigma is None and any(float((g == 0).double().mean()) > PRUNED_SHARE for g in seen.values()):
+    if declared is None and any(float((g == 0).double().mean()) > PRUNED_SHARE for g in seen.values()):
         whole = filled_in(torch.cat(list(seen.values())), smallest_kept(update))
         seen = dict(zip(seen, whole.split([len(g) for g in seen.values()]), strict=True))
-    noise = {name: sigma or noise_of(gradient) for name, gradient in seen.items()}
+    noise = {name: (declared.of(name) if declared else 0.0) or noise_of(gradient) for name, gradient in seen.items()}
     stacked = torch.cat([gradient / noise[name] for name, gradient in seen.items()])
     values, vectors = spectrum(stacked.T @ stacked)
     weights = _signal_shares(values.flip(0), stacked.shape)

@@ -15,7 +15,7 @@ from leakaudit.audit.frontier.evaluation import Outcomes, outcomes_of
 from leakaudit.audit.simulation.texts import MAX_LENGTH, Example, number_of_labels, read_examples, start_of
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import PublicFacts
-from leakaudit.client.observation import Update, check_finite
+from leakaudit.client.observation import Update, check_finite, part_of
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
@@ -196,7 +196,8 @@ class Run:
         if defense is None:
             return seen.update
         if defense.error_feedback:  # one step alone does not know what earlier ones dropped
-            sent = SentInOrder(defense.prepared(seen.update, 1.0), self.left).send(seen.update, rng)
+            part = part_of(seen.update, defense.chosen(self.model))
+            sent = {**seen.update, **SentInOrder(defense.prepared(part, 1.0), self.left).send(part, rng)}
         else:
             sent = defense(step, seen, rng).update
         check_finite(sent)

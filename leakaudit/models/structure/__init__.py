@@ -7,6 +7,7 @@ the layers of a decoder, embeddings, pooler and output layer.
 from leakaudit.models.structure.adapters import Adapter, adapter_groups
 from leakaudit.models.structure.anatomy import Anatomy, anatomy_of, find_anatomy
 from leakaudit.models.structure.attention import Head
+from leakaudit.models.structure.chosen_layers import NAMED_LAYERS, is_layer_choice, parameters_of_layers
 from leakaudit.models.structure.decoder import Tail, find_tail, prefix_readers
 from leakaudit.models.structure.dropout import dropout_rates
 from leakaudit.models.structure.embeddings import output_embedding, vocabulary_size, word_embedding
@@ -26,6 +27,7 @@ from leakaudit.models.structure.pooler import Pooler, find_pooler
 from leakaudit.models.structure.trace import probed_inputs, run_until
 
 __all__ = [
+    "NAMED_LAYERS",
     "Adapter",
     "Anatomy",
     "FeedForward",
@@ -47,8 +49,10 @@ __all__ = [
     "find_tail",
     "head_outputs",
     "input_stage_of",
+    "is_layer_choice",
     "logit_jacobian",
     "output_embedding",
+    "parameters_of_layers",
     "parameters_up_to_block",
     "prefix_readers",
     "probed_inputs",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit.client.observation import root_mean_square
+from leakaudit.client.observation import part_of, root_mean_square
 from leakaudit.client.step import ClientStep
 from leakaudit.plugins.defense_protocol import Defense
 from leakaudit.plugins.testing.promises import ModelState, can_be_shown, describes_itself, instance, promise
@@ -106,7 +106,8 @@ def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> Non
     seen = defense(step, step.observe(), torch.Generator().manual_seed(3))
     sent = {name: seen.update.get(name, torch.zeros_like(g)) for name, g in clean.items()}
     made = defense.expected(step, clean, sent, TOLERANCE)
-    error = root_mean_square({name: sent[name] - made[name] for name in sent})
+    chosen = defense.chosen(step.model)
+    error = root_mean_square(part_of({name: sent[name] - made[name] for name in sent}, chosen))
     sigma = defense.added_noise(step, made)
     close = abs(error - sigma) <= NOISE_ERROR * sigma + 10 * TOLERANCE * root_mean_square(sent)
     asked = "what is sent is `expected(...)` plus noise of the standard deviation `added_noise(...)`"
@@ -114,7 +115,7 @@ def _accounts_for_what_it_does(defense: Any, what: str, step: ClientStep) -> Non
     if sigma > 0:
         quiet = defense.without_noise().added_noise(step, made)
         promise(quiet == 0, defense, f"`without_noise()` adds no noise, on {what}", f"{quiet:.3g}")
-        _tells_its_noise(defense, what, sigma, seen.update)
+        _tells_its_noise(defense, what, sigma, part_of(seen.update, chosen))
 
 
 def _tells_its_noise(defense: Any, what: str, sigma: float, sent: Mapping[str, Tensor]) -> None:

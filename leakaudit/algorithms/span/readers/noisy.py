@@ -62,12 +62,13 @@ def read(problem: SpanProblem) -> Reconstruction:
 
     If the budget ends, it is the best sentence so far.
     """
-    sigma = problem.seen.noise_sigma or None
-    span = soft_span_of(problem.seen.update, problem.anatomy, sigma)
+    level = problem.seen.noise_level
+    declared = level if level.largest > 0.0 else None
+    span = soft_span_of(problem.seen.update, problem.anatomy, declared)
     if not len(span.weights):
         return Reconstruction(sequences=(), diagnostics={"positions": 0.0})
     simulates = can_simulate(problem.seen) and not problem.budget.exhausted()
-    signal = ExplainedSignal(problem, span, sigma)
+    signal = ExplainedSignal(problem, span, declared)
     scores = WordScores.of(problem, span)
     starts = LengthSelection(problem, scores, signal).starts()
     if not simulates or not signal.compared:
