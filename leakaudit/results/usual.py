@@ -173,5 +173,5 @@ def _number(digits: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-_scan = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number).scan_once
+_scan = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number).raw_decode
 """Reader of the JSON value at a place of a text; it returns the value and the place after it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from leakaudit.reports.cells import OBSERVED, SHORT, Cell, attack_names, cell_for, cell_of, defense_names, shown_name
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
@@ -12,7 +14,7 @@ def section(redacted: RedactedResult) -> Section:
     """Show the outcome of each attack, and of all together, under each defence."""
     results = redacted.results
     attacks, defenses = attack_names(results), defense_names(results)
-    table = []
+    table: list[dict[str, Any]] = []
     for attack in attacks:
         cells = [cell_for(results, attack, d) for d in defenses]
         table.append({"name": attack, "cells": cells, "worst": False})

@@ -190,9 +190,7 @@ def figure_7(pictures: Pictures, batches: int, sizes: Sequence[int], kinds: Sequ
                     cells = measure(chosen, make, range(batches), where)
                     if released:  # Algorithm 1 itself does not look whether a gradient was sent
                         own = {ROWS[1]: chosen[ROWS[1]]}
-                        (cells[1],) = measure(
-                            own, lambda repeat, make=make: _never_empty(*make(repeat)), range(batches), where
-                        )
+                        (cells[1],) = measure(own, _filled(make), range(batches), where)
                     name = f"{row.kind} {row.strength:g}" + (", published code" if released else "")
                     paper = f"{(row.sgd, row.average)[number]} | {row.accuracy[number]}"
                     yield f"| {('FedSGD', 'FedAvg')[number]} | {name} | {size} | {paper} | {_cells(cells)} | {100 * fmean(sent):.0f} | {batches} |"
@@ -212,6 +210,15 @@ def _of_pictures(pictures: Pictures, row: Figure7, released: bool, steps: int, s
         return seen, labels
 
     return make
+
+
+def _filled(make: Maker) -> Maker:
+    """Return a maker of steps whose output layer is never all 0."""
+
+    def filled(repeat: int) -> tuple[Observation, list[int]]:
+        return _never_empty(*make(repeat))
+
+    return filled
 
 
 def _never_empty(seen: Observation, labels: list[int]) -> tuple[Observation, list[int]]:

@@ -197,7 +197,7 @@ class Run:
             return seen.update
         if defense.error_feedback:  # one step alone does not know what earlier ones dropped
             part = part_of(seen.update, defense.chosen(self.model))
-            sent = {**seen.update, **SentInOrder(defense.prepared(part, 1.0), self.left).send(part, rng)}
+            sent: Update = {**seen.update, **SentInOrder(defense.prepared(part, 1.0), self.left).send(part, rng)}
         else:
             sent = defense(step, seen, rng).update
         check_finite(sent)
