@@ -41,6 +41,10 @@ class Attacks:
             reason = "only parts of this step were kept, and no defence can be tried on them: `keep: all` keeps it"
             self.due.close(todo, AttemptStatus.SKIPPED, reason)
             return
+        if client.recipe.window > 1 and not (defense.error_feedback or defense.is_identity()):
+            reason = f"a window shows what error feedback sends later, and {defense.name} has none: audit it without --window"
+            self.due.close(todo, AttemptStatus.SKIPPED, reason)
+            return
         try:
             defended = defense(client, seen, generator(self.seed, first[0].step, label))
         except AnatomyError as error:

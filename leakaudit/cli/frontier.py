@@ -127,8 +127,10 @@ def _check_run(what: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{what['data']}: a frontier trains on texts; give a JSONL file with the fields `text` and `label`"
         )
-    if what["clients"] > 1:
-        raise ConfigError("--clients makes the mean update of several clients; a frontier trains one. Leave it out")
+    if what["clients"] > 1 or what["window"] > 1:
+        raise ConfigError(
+            "--clients and --window make the mean of several updates; a frontier sends one. Leave them out"
+        )
     if what["learning_rate"] is not None:
         raise ConfigError(
             "--learning-rate sends differences of weights after local steps; a frontier changes the gradient of each step. "

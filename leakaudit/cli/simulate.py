@@ -162,7 +162,7 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
         simulator = simulator_of(what)
         if len(simulator) < what["steps"]:
             full = counted(len(simulator), "full batch", "full batches")
-            size = what["batch_size"] * what["local_steps"] * what["clients"]
+            size = what["batch_size"] * what["local_steps"] * what["clients"] * what["window"]
             click.echo(
                 f"--steps {what['steps']}: the data has only {full} of {size}; all of them are audited", err=True
             )
@@ -325,7 +325,7 @@ def simulator_of(what: dict[str, Any]) -> Any:
     of_text = ("grant", "lora_rank", "lora_targets", "lora_warmup")
     if any(what[name] for name in of_text) or what["task"] != "classification":
         raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
-    if what["clients"] != 1:
-        raise ConfigError("--clients is for texts: a step on arrays is that of one client")
-    rest = {name: value for name, value in what.items() if name not in (*of_text, "task", "clients")}
+    if what["clients"] != 1 or what["window"] != 1:
+        raise ConfigError("--clients and --window are for texts: a step on arrays is one update of one client")
+    rest = {name: value for name, value in what.items() if name not in (*of_text, "task", "clients", "window")}
     return ArraySimulator(ArraySimulation(**rest | {"model": str(what["model"])}))

@@ -56,6 +56,11 @@ class StepRecipe(Facts):
 
     The recipe's step has the micro-batches of all processes.
     """
+    window: int = 1
+    """Number of consecutive updates that the adversary adds up, one for each micro-batch; the update is their mean.
+
+    The weights of all of them are those before the step.
+    """
     unaudited_parameters: int = Field(
         default=0, validation_alias=AliasChoices("outside", "unaudited_parameters"), serialization_alias="outside"
     )

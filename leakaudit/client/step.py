@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,18 @@ class ClientStep:
             self._clip(parameters)
             return take_gradients(parameters)
 
+    def consecutive(self) -> Iterator[dict[str, Tensor]]:
+        """Yield each update of the window, in order, without a defence.
+
+        Raises:
+            SnapshotError: an update cannot be computed, as for `update`.
+        """
+        recipe = self.recipe.model_copy(update={"window": 1})
+        size = len(self.truth.micro_batches) // self.recipe.window
+        for start in range(0, len(self.truth.micro_batches), size):
+            part = replace(self.truth, micro_batches=self.truth.micro_batches[start : start + size])
+            yield replace(self, truth=part, recipe=recipe).update()
+
     def observe(self) -> Observation:
         """Compute the update and return what an eavesdropper sees of the step.
 
@@ -163,7 +175,7 @@ class ClientStep:
         for batch in batches:
             self._set_modes(batch)
             self._backward(batch)
-        divisor = self.recipe.processes * self.recipe.loss_scale
+        divisor = self.recipe.processes * self.recipe.window * self.recipe.loss_scale
         if divisor != 1:
             for parameter in parameters.values():
                 if parameter.grad is not None:

@@ -81,6 +81,8 @@ class SimulateSection(_Section):
     """Learning rate of the local steps."""
     clients: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     """Clients whose mean update is seen."""
+    window: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    """Consecutive updates that the adversary adds up."""
     max_grad_norm: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """L2 norm to which every gradient is clipped."""
 

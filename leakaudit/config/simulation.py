@@ -77,6 +77,11 @@ class Simulation:
     clients: int = _option(
         1, "Clients whose mean update is seen, as under secure aggregation; each has a batch of its own.", minimum=1
     )
+    window: int = _option(
+        1,
+        "Consecutive updates that the adversary adds up, each of a batch of its own; for defences with error feedback.",
+        minimum=1,
+    )
     max_grad_norm: float | None = _option(None, "L2 norm to which every gradient is clipped; default: none.", above=0)
 
     def __post_init__(self) -> None:
@@ -99,7 +104,7 @@ class Simulation:
             )
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ConfigError(f"--learning-rate is above 0, got {self.learning_rate:g}")
-        self._check_clients()
+        self._check_means()
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"--max-grad-norm is above 0, got {self.max_grad_norm:g}")
         if self.optimizer is not None:
@@ -109,13 +114,20 @@ class Simulation:
                     f"--optimizer {self.optimizer} needs --learning-rate: what a client sends is a difference of weights"
                 )
 
-    def _check_clients(self) -> None:
-        """Refuse a mean over clients that is not that of their gradients."""
-        if self.clients < 1:
-            raise ConfigError(f"--clients is at least 1, got {self.clients}")
-        if self.clients > 1 and (self.learning_rate is not None or self.max_grad_norm is not None):
+    def _check_means(self) -> None:
+        """Refuse means of several updates that are not made."""
+        self._check_several("--clients", self.clients, "client")
+        self._check_several("--window", self.window, "update")
+        if self.clients > 1 and self.window > 1:
+            raise ConfigError("--clients and --window: only the window of one client is made; leave out one of them")
+
+    def _check_several(self, name: str, value: int, what: str) -> None:
+        """Refuse a mean of several updates that is not that of plain gradients."""
+        if value < 1:
+            raise ConfigError(f"{name} is at least 1, got {value}")
+        if value > 1 and (self.learning_rate is not None or self.max_grad_norm is not None):
             option = "--learning-rate" if self.learning_rate is not None else "--max-grad-norm"
             raise ConfigError(
-                f"--clients {self.clients} and {option}: every client would change its own update before the mean, and only the mean of plain "
-                f"gradients is made; leave out {option}, or audit one client"
+                f"{name} {value} and {option}: every {what} would be changed on its own before the mean, and only the mean of plain "
+                f"gradients is made; leave out {option}, or audit one {what}"
             )

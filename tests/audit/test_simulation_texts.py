@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 
 from leakaudit.audit.audit import Audit
 from leakaudit.audit.simulation.texts import Example, Simulator, batches, frozen_parameters, read_examples
 from leakaudit.audit.step_record import regime_of
 from leakaudit.audit.verification import verify
+from leakaudit.cli import main
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError, DataError, ModelError
+from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, VerificationStatus
 from tests.support import tiny
 
@@ -422,3 +425,33 @@ def test_clients_that_change_their_own_update_are_not_summed(model: Path, data: 
     """Clipping the mean would be another protocol than clipping each update."""
     with pytest.raises(ConfigError, match="--clients 2 and --"):
         Simulation(model, data, clients=2, **more)  # type: ignore[arg-type]
+
+
+def test_a_window_is_audited_under_error_feedback_only(model: Path, data: Path, tmp_path: Path) -> None:
+    """Another defence is skipped, and the reason says why; the words of the window come back."""
+    command = [
+        "simulate",
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--num-labels",
+        "3",
+        "--window",
+        "2",
+        "--steps",
+        "1",
+    ]
+    battery = [
+        "--attacks",
+        "embedding-rows",
+        "--defenses",
+        "none,top-k(share=0.5,error_feedback=true),prune(share=0.9)",
+    ]
+    done = CliRunner().invoke(main, [*command, *battery, "--controls", "0", "--out", str(tmp_path / "run")])
+    assert done.exit_code in (0, 3, 4), done.output
+    found = {one.defense: one for one in load_results(tmp_path / "run").attempts}
+    assert [one.status for one in found.values()] == [AttemptStatus.RAN, AttemptStatus.RAN, AttemptStatus.SKIPPED]
+    assert "has none: audit it without --window" in found["prune(share=0.9)"].reason
+    with pytest.raises(ConfigError, match="--clients and --window"):
+        Simulation(model, data, clients=2, window=2)

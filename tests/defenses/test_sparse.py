@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leakaudit.audit.verification import verify
 from leakaudit.client.observation import Update
+from leakaudit.client.truth import Truth
 from leakaudit.defenses.prune import Prune
 from leakaudit.defenses.random_mask import RandomMask
 from leakaudit.defenses.top_k import TopK
@@ -134,3 +135,20 @@ def test_a_step_with_error_feedback_is_never_called_another_batch() -> None:
     assert verify(declared, raw).absent == ("top-k",)
     with pytest.raises(SnapshotError, match="error_feedback=false"):
         defense(step, step.observe(), _generator())
+
+
+def test_a_window_shows_the_mean_of_what_was_sent_in_order() -> None:
+    """Without a defence it is the mean of the updates; a defence without feedback is not tried on it."""
+    tokenizer, model = tiny.bert_tokenizer(), tiny.bert()
+    steps = [tiny.client_step(model, tokenizer, [text], [1]) for text in ("the dog saw a cat", "a cat saw the old dog")]
+    batches = tuple(step.truth.micro_batches[0] for step in steps)
+    recipe = steps[0].recipe.model_copy(update={"window": 2})
+    window = dataclasses.replace(steps[0], truth=Truth(batches), recipe=recipe)
+    clean = [step.update() for step in steps]
+    defense = TopK(share=0.1, error_feedback=True)
+    sent, _ = _sent(defense, clean)
+    seen = defense(window, window.observe(), _generator())
+    assert seen.facts.defenses == (defense.declared(),)
+    for name, raw in window.observe().update.items():
+        torch.testing.assert_close(raw, (clean[0][name] + clean[1][name]) / 2, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(seen.update[name], (sent[0][name] + sent[1][name]) / 2, rtol=1e-4, atol=1e-6)

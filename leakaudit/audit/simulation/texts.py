@@ -203,7 +203,9 @@ class Simulator:
         """
         self.what = what
         examples = read_examples(what.data, what.task)
-        self.batches = batches(examples, what.batch_size * what.local_steps * what.clients, what.steps, what.seed)
+        self.batches = batches(
+            examples, what.batch_size * what.local_steps * what.clients * what.window, what.steps, what.seed
+        )
         labels = number_of_labels(what, examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model, self._frozen = start_of(what, labels)
@@ -287,12 +289,14 @@ class Simulator:
             **sends,
         )
         labels = [example.label for example in rows if example.label is not None]
-        size, passes = what.batch_size, what.local_steps * what.clients
+        size, passes = what.batch_size, what.local_steps * what.clients * what.window
         truth = Truth(
             tuple(self._batch(rows[k * size : (k + 1) * size], index * passes + k) for k in range(passes)),
             optimizer_state=self._state,
         )
-        recipe = StepRecipe(training=training, max_grad_norm=what.max_grad_norm, processes=what.clients)
+        recipe = StepRecipe(
+            training=training, max_grad_norm=what.max_grad_norm, processes=what.clients, window=what.window
+        )
         observation = ClientStep(self.model, truth, recipe, facts).observe()
         granted = Granted(
             labels=tuple(labels) if "labels" in what.grant else None,
