@@ -93,7 +93,7 @@ class WandbRun(ReportTracker):
         """Log numbers beside the audited step, which is their axis."""
         if not self.defined:
             self.run.define_metric(STEP, hidden=True)
-        for name in numbers.keys() - self.defined:
+        for name in sorted(numbers.keys() - self.defined):
             self.run.define_metric(name, step_metric=STEP)
             self.defined.add(name)
         self.run.log({**numbers, STEP: step})

@@ -54,4 +54,6 @@ def test_examples_are_taken_alone_where_they_are_the_same_alone(middle: str) -> 
     net(batch.inputs["input_ids"]).backward(output_gradient)
     for name, parameter in net.named_parameters():
         total = torch.stack([one[name] for one in found]).sum(0)
-        torch.testing.assert_close(total, 4 * (parameter.grad if parameter.grad is not None else torch.zeros(1)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            total, 4 * (parameter.grad if parameter.grad is not None else torch.zeros(1)), rtol=1e-4, atol=1e-5
+        )

@@ -76,6 +76,7 @@ def test_wandb(tmp_path: Path) -> None:
     (tracker,) = load_results(folder).run.trackers
     assert (tracker.kind, tracker.name, tracker.url) == ("W&B", "night one", "")
     wandb.finish()
+    wandb.teardown()  # waits for the process that writes the file
     records = list(_records_of_wandb(tmp_path))
     axes = {one.metric.name: one.metric.step_metric for one in records if one.WhichOneof("record_type") == "metric"}
     assert axes[NUMBER] == "leakaudit/step"
@@ -202,6 +203,7 @@ def test_loggers_of_lightning(tmp_path: Path) -> None:
     loggers = [make() for make in made]
     folder = _fitted(tmp_path, loggers)
     wandb.finish()
+    wandb.teardown()  # waits for the process that writes the file
     board = events.EventAccumulator(str(tmp_path / "board" / "version_1")).Reload()
     assert [point.step for point in board.Scalars(NUMBER)] == [0, 1, 2]
     rows = [_row(one.history) for one in _records_of_wandb(tmp_path) if one.WhichOneof("record_type") == "history"]
