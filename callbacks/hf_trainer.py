@@ -11,6 +11,7 @@ defence that cannot be applied. `LEAKAUDIT_DISABLED=1` switches the audit off, a
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerCo
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_facts import loader_bound
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_strategy
+from leakaudit.capture.trackers import OtherLogger, Trackers, tracker_in
 from leakaudit.capture.training_defense import Trained
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import SnapshotError
@@ -235,14 +237,40 @@ class LeakAuditCallback(Adapter, TrainerCallback, ExportableState):
         if self._control is not None:
             self._control.should_training_stop = True
 
-    def _logger(self) -> Callable[[dict[str, float]], None] | None:
-        return None if self._trainer is None else self._log
+    def _run_name(self) -> str:
+        event = self._event
+        return getattr(event.state, "trial_name", None) or event.args.run_name or ""
 
-    def _log(self, numbers: dict[str, float]) -> None:
-        control = self._control
+    def _trackers(self) -> Trackers | None:
+        if self._trainer is None:
+            return None
+        loggers = [
+            one
+            for one in self._trainer.callback_handler.callbacks
+            if type(one).on_log is not TrainerCallback.on_log and one is not self
+        ]
+        known = {id(one): found for one in loggers if (found := tracker_in(one)) is not None}
+        others = OtherLogger(functools.partial(self._log, frozenset(known)))
+        return Trackers.of((*known.values(), others))
+
+    def _log(self, known: frozenset[int], step: int, numbers: dict[str, float]) -> None:
+        """Log through the trainer, past the callbacks whose trackers have the numbers.
+
+        Args:
+            known: identities of those callbacks.
+            step: the audited step.
+            numbers: name -> number; the audited step is one of them.
+        """
+        trainer, control = self._trainer, self._control
         due = control is not None and control.should_log
-        self._trainer.log(numbers)
-        if control is not None:  # `log` resets `should_log`: the trainer's own line of this step would be lost
+        if not known:
+            trainer.log(numbers)
+        else:
+            trainer.state.log_history.append({**numbers, "step": trainer.state.global_step})
+            handler = copy.copy(trainer.callback_handler)
+            handler.callbacks = [one for one in handler.callbacks if id(one) not in known]
+            handler.on_log(trainer.args, trainer.state, trainer.control, numbers)
+        if control is not None:  # logging resets `should_log`: the trainer's own line of this step would be lost
             control.should_log = due
 
 

@@ -15,7 +15,7 @@ the run, unless `defense` asks for a defence that cannot be applied. `LEAKAUDIT_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,6 +31,7 @@ from leakaudit.capture.observing.optimizers import base_optimizers
 from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.refusals import auditable, optimizers_that_move, refuse_strategy
 from leakaudit.capture.step_counter import StepCounter
+from leakaudit.capture.trackers import OtherLogger, Tracker, Trackers, tracker_of
 from leakaudit.capture.training_defense import Trained
 from leakaudit.config.audit import PluginSpec
 
@@ -193,12 +194,19 @@ class LeakAuditCallback(Adapter, Callback):
             max_grad_value=float(bound) if bound and by_value else None,
         )
 
-    def _logger(self) -> Callable[[dict[str, float]], None]:
-        return self._log
+    def _run_name(self) -> str:
+        named = ((logger.name, logger.version) for logger in self._trainer.loggers)
+        return next((f"{name or ''}-{version}" for name, version in named if version not in (None, "")), "")
 
-    def _log(self, numbers: dict[str, float]) -> None:
-        for logger in self._trainer.loggers:
-            logger.log_metrics(numbers, step=self._trainer.fit_loop.epoch_loop._batches_that_stepped)
+    def _trackers(self) -> Trackers:
+        return Trackers.of(_tracker(logger) for logger in self._trainer.loggers)
+
+
+def _tracker(logger: Any) -> Tracker:
+    """Return the tracker behind a logger; the logger itself if it is unknown."""
+    run_id = getattr(logger, "run_id", None)
+    known = tracker_of(getattr(logger, "experiment", None), run_id if isinstance(run_id, str) else None)
+    return known or OtherLogger(lambda step, numbers: logger.log_metrics(numbers, step=step))
 
 
 def _version() -> str:

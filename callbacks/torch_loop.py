@@ -40,6 +40,7 @@ from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
+from leakaudit.capture.trackers import OtherLogger, Trackers, tracker_of
 from leakaudit.capture.training_defense import Trained
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import RedLineError, SnapshotError
@@ -90,7 +91,7 @@ class Watch(Adapter):
     defense_seed: int | None = None
     """Seed of its random numbers, for tests: whoever knows it can remove the noise. None draws them from the operating system."""
     log: Callable[[dict[str, float]], None] | None = None
-    """Called with finished numbers, such as `accelerator.log`."""
+    """Called with finished numbers, such as `accelerator.log`; the trackers of an `Accelerator` get them at the audited step."""
     _counter: StepCounter = field(default_factory=StepCounter, init=False)
 
     @last_resort
@@ -212,8 +213,14 @@ class Watch(Adapter):
             kept_rng=not _compiled(self.model),
         )
 
-    def _logger(self) -> Callable[[dict[str, float]], None] | None:
-        return self.log
+    def _trackers(self) -> Trackers | None:
+        if self.log is None:
+            return None
+        log, theirs = self.log, list(getattr(getattr(self.log, "__self__", None), "trackers", None) or ())
+        known = [tracker_of(getattr(one, "tracker", None)) for one in theirs]
+        if known and all(known):  # else one that is not known would get nothing
+            return Trackers.of(known)
+        return Trackers.of([OtherLogger(lambda _step, numbers: log(numbers))])
 
     def _accelerator_state(self) -> Any:
         """Return the state of Accelerate, which a prepared optimizer holds.

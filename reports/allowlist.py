@@ -54,9 +54,11 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "interrupted",
             "simulated",
             "policy",
+            "trackers",
         }
     ),
     scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s", "slow"}),
+    scores.TrackerRun: frozenset({"kind", "id", "name", "url"}),
     scores.TakenPolicy: frozenset({"name", "digest", "taken_at"}),
     scores.Subject: frozenset(
         {"model", "config_digest", "parameters", "code_commit", "code_dirty", "base_model", "data", "artifacts"}

@@ -28,8 +28,13 @@ from leakaudit.reports.nights import Nights, nights_of
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
+<<<<<<< HEAD
 from leakaudit.results.recovery import amount
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode
+=======
+from leakaudit.results.recovery import LEAST_SHARE, amount
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode, TrackerRun
+>>>>>>> trackers
 
 
 @dataclass(frozen=True)
@@ -186,12 +191,16 @@ def _check_full(
 def cleaned(results: Results, mode: TextMode) -> Results:
     """Return all of an audit, without the words of it that may be private.
 
-    No field is left out, so that the gate judges the same: the command, the environment, names of files and reasons of errors are cleaned, and
+    No field is left out, so that the gate judges the same: the command, the environment, names of files and of trackers' runs, and reasons of errors are cleaned, and
     mode hash has no strips.
     """
     environment = {k: v for k, v in results.run.environment.items() if k in ENVIRONMENT}
     run = results.run.model_copy(
-        update={"command": clean_command(results.run.command), "environment": dict(sorted(environment.items()))}
+        update={
+            "command": clean_command(results.run.command),
+            "environment": dict(sorted(environment.items())),
+            "trackers": results.run.trackers if mode is TextMode.FULL else _only_kinds(results.run.trackers),
+        }
     )
     artifacts = tuple(a.model_copy(update={"name": ""}) for a in results.subject.artifacts)  # names are private
     return results.model_copy(
@@ -202,6 +211,11 @@ def cleaned(results: Results, mode: TextMode) -> Results:
             "steps": tuple(map(_public_step, results.steps)),
         }
     )
+
+
+def _only_kinds(trackers: tuple[TrackerRun, ...]) -> tuple[TrackerRun, ...]:
+    """Return trackers without the names and addresses of their runs, which may be private."""
+    return tuple(TrackerRun(kind=one.kind) for one in trackers)
 
 
 def _public_results(results: Results, mode: TextMode) -> Results:

@@ -22,6 +22,8 @@ from leakaudit.capture.refusals import refuse_versions
 from leakaudit.capture.rounds.registry import audit_in, begin_round
 from leakaudit.capture.rounds.run import RoundRun
 from leakaudit.capture.run import AuditRun
+from leakaudit.capture.run_name import named
+from leakaudit.capture.trackers import Trackers
 from leakaudit.capture.unaudited import folder_of, mark
 from leakaudit.errors import LeakAuditError, PeersError, RoundError, type_and_place
 from leakaudit.models.wrappers import unwrapped
@@ -37,7 +39,7 @@ class Adapter(Defended):
     """At most one audited run at a time, whose problems never reach training.
 
     A framework's adapter derives from this class, answers six questions (`_trained`, `_refuse`, `_versions`, `_trainer_context`,
-    `_step_context` and `_logger`), and calls `_open`, `_decide`, `_after_step`, `_close`, `_interrupt` and `_remind` from the framework's events.
+    `_step_context` and `_trackers`), and calls `_open`, `_decide`, `_after_step`, `_close`, `_interrupt` and `_remind` from the framework's events.
     Each event is an `entry` of `leakaudit.capture.boundary`.
 
     All state has a default in the class, so that an adapter needs no constructor that could fail.
@@ -89,12 +91,13 @@ class Adapter(Defended):
         """Return what the framework knows about the step that begins."""
         raise NotImplementedError
 
-    def _logger(self) -> Callable[[dict[str, float]], None] | None:
-        """Return a function that sends numbers to the framework's loggers.
-
-        It is None where there are no loggers.
-        """
+    def _trackers(self) -> Trackers | None:
+        """Return the framework's loggers, or None where there are none."""
         return None
+
+    def _run_name(self) -> str:
+        """Return what the framework calls the run; empty if it has no name."""
+        return ""
 
     def _stop_training(self) -> None:
         """Ask the framework to stop at the next step boundary; by default nothing can."""
@@ -125,7 +128,8 @@ class Adapter(Defended):
         config = self._configuration()
         refuse_versions()
         self._refuse()
-        return AuditRun.begin(config, _with_peers(self._described(), peers), spool, folder)
+        trainer = _with_peers(self._described(), peers)
+        return AuditRun.begin(named(config, trainer), trainer, spool, folder)
 
     def _open_round(self) -> None:
         """Begin a round of the audit in its folder; there is no run if it is not due."""
@@ -133,11 +137,15 @@ class Adapter(Defended):
             others.decline()
         refuse_versions()
         self._refuse()
-        audit, self._run = begin_round(configuration(self.config), self._described())
+        trainer = self._described()
+        audit, self._run = begin_round(named(configuration(self.config), trainer), trainer)
         self._folder = audit.config.out_dir
 
     def _described(self) -> TrainerContext:
-        return replace(self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions(), log=self._logger())
+        context = replace(self._trainer_context(), framework=self.FRAMEWORK, versions=self._versions())
+        if not context.writes:  # the trackers are those of the process that writes
+            return context
+        return replace(context, trackers=self._trackers(), run_name=self._run_name())
 
     def _decide(self, step: int) -> None:
         """Record the step that begins, if it is due.
@@ -329,7 +337,7 @@ def _mark_folder(folder: Path | None, reason: str, *, marks: bool) -> Iterator[s
         marks: whether this process marks the folder although it is not the first one.
     """
     if folder is None:
-        yield "its `out_dir` could not be read, so that folder may still hold results of an earlier run"
+        yield "its `out_dir` could not be read or has no name yet, so that folder may still hold results of an earlier run"
     elif (marks or writes(peers_of())) and (reason != SWITCHED_OFF or folder.exists()):
         place = mark(folder, reason)
         if place.note:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from torch import nn
 
 from leakaudit.capture.processes.process_group import ProcessGroup
 from leakaudit.capture.recording.step_tensors import Observe
+from leakaudit.capture.trackers import Trackers
 from leakaudit.config.audit import AuditConfig, for_tonight, load_config
 from leakaudit.errors import ConfigError
+from leakaudit.results.schema import TrackerRun
 
 OFF_SWITCH = "LEAKAUDIT_DISABLED"
 """Environment variable that switches the audit off, if it is not empty."""
@@ -98,8 +100,10 @@ class TrainerContext:
     """Optimizer steps of the run; None if unknown."""
     kept_before: int = 0
     """Steps that the run kept before it was resumed from a checkpoint."""
-    log: Callable[[dict[str, float]], None] | None = None
-    """Sends numbers to the framework's loggers; filled in by the `Adapter`."""
+    trackers: Trackers | None = None
+    """The framework's loggers; filled in by the `Adapter`."""
+    run_name: str = ""
+    """What the framework calls the run; filled in by the `Adapter`, empty if it has no name."""
     observe: Observe = "update"
     local_steps: int | None = 1
     """K optimizer steps that make one `delta`; None if K is known only at the end of a round."""
@@ -110,6 +114,11 @@ class TrainerContext:
     def loop_calls(self) -> nn.Module:
         """The object that the training loop calls."""
         return self.model if self.called is None else self.called
+
+    @property
+    def tracked(self) -> tuple[TrackerRun, ...]:
+        """What the trackers call the run."""
+        return () if self.trackers is None else self.trackers.facts()
 
     @property
     def writes(self) -> bool:

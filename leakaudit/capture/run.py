@@ -109,7 +109,8 @@ class AuditRun:
         description = RunDescription.of(config, trainer, model, recipe)
         place = RunFolder(folder or config.out_dir.absolute())
         if spool is None and trainer.writes:
-            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, *beginning_of(config, model))
+            begun = beginning_of(config, model, trainer.tracked)
+            spool, place = allocate_run_folder(place.folder, config, trainer.tokenizer, *begun)
         config = config.model_copy(update={"out_dir": place.folder})
         spool = spool or Spool(config.out_dir / "spool")
         try:
@@ -225,7 +226,7 @@ class AuditRun:
             raise SpoolError(f"somebody removed {self.spool.root}")
         self.spool.finish(totals)
         self.side.wait_or_detach()
-        self.results_log.update()
+        self.results_log.finish(report_is_there=not self.side.detached)
         self.side.stop()
         for line in (*self.side.outcome(), kept_in_words(totals, self.config)):
             notify(line)
@@ -313,7 +314,7 @@ def _with_hooks(config: AuditConfig, spool: Spool, description: RunDescription) 
         side=SideProcess(spool, trainer_device=str(next(model.parameters()).device), model=model),
         description=description,
         plan=Plan.of(config, policy_of(config), trainer.audited_steps),
-        results_log=ResultsLog(config.out_dir / "journal.jsonl", len(config.attacks), trainer.log),
+        results_log=ResultsLog.of(config, trainer.trackers),
     )
     recorder.install()
     return run

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from leakaudit.config.audit import AuditConfig
+from leakaudit.config.audit import RUN_NAME, AuditConfig
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import read_bounded
 from leakaudit.results.not_audited import NOT_AUDITED, NotAudited
@@ -52,8 +52,13 @@ def folder_of(source: Any) -> Path | None:
         source: as an adapter is given it: a file, an object, a mapping, or None for the defaults.
 
     Returns:
-        The folder; None where the file cannot be read.
+        The folder; None where the file cannot be read, or where the name of the run is to be in it.
     """
+    folder = _folder_of(source)
+    return None if folder is None or RUN_NAME in str(folder) else folder
+
+
+def _folder_of(source: Any) -> Path | None:
     default = AuditConfig.model_fields["out_dir"].default
     if isinstance(source, AuditConfig):
         return source.out_dir

@@ -198,7 +198,7 @@ def config_of(given: Mapping[str, Any]) -> AuditConfig:
     Raises:
         ConfigError: a key or an option is wrong.
     """
-    from leakaudit.config.audit import AuditConfig, load_config
+    from leakaudit.config.audit import RUN_NAME, AuditConfig, load_config
     from leakaudit.config.strict_yaml import validate_mapping
 
     path: Path | None = given["config_path"]
@@ -206,6 +206,10 @@ def config_of(given: Mapping[str, Any]) -> AuditConfig:
     config: AuditConfig = validate_mapping(
         base.model_dump(mode="json", exclude_unset=True) | _overrides(given, base), AuditConfig, "command line"
     )
+    if RUN_NAME in str(config.out_dir):
+        raise ConfigError(
+            f"`out_dir: {config.out_dir}` needs the name of a training run, and there is none: give --out"
+        )
     return config
 
 

@@ -46,6 +46,9 @@ MAX_GIGABYTES = 10**6
 DATA_NAME = r"^[A-Za-z0-9._-]{0,64}$"
 """Names of data sets. Our choice: they can stand in a file name and in a table."""
 
+RUN_NAME = "{run_name}"
+"""Place of the run's name in `out_dir`."""
+
 Scalar = bool | int | FiniteFloat | str
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
@@ -119,6 +122,13 @@ def _as_spec(value: Any) -> Any:
     return value
 
 
+def _only_the_runs_name(value: Path) -> Path:
+    """Refuse a place for another name than the run's."""
+    if {"{", "}"} & set(str(value).replace(RUN_NAME, "")):
+        raise ValueError(f"{RUN_NAME} is the only name that can stand in braces here")
+    return value
+
+
 Plugin = Annotated[PluginSpec, BeforeValidator(_as_spec)]
 
 DEFAULT_ATTACKS = tuple(
@@ -143,9 +153,13 @@ class AuditConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    out_dir: Path = Path("leakaudit-audit")
+    out_dir: Annotated[Path, AfterValidator(_only_the_runs_name)] = Path("leakaudit-audit")
     """Folder for snapshots, results and report of the latest run. Only its owner can read it (mode 0700). Files of an earlier run move
-    to `<out_dir>.1`, `<out_dir>.2` and so on."""
+    to `<out_dir>.1`, `<out_dir>.2` and so on. For the runs of a sweep write `audits/{run_name}`: the name is the trainer's or a tracker's, in
+    letters, digits, `.`, `_` and `-`."""
+    trackers: Literal["numbers", "report", False] = "numbers"
+    """What the trainer's experiment trackers get. `numbers`: scores of each audited step. `report`: also the report, as an artefact of W&B or
+    MLflow, unless `text` is full; it then lies on their server. `false`: nothing."""
     unit: Literal["step", "round"] = "step"
     """What is kept and counted. `step`: one optimizer step. `round`: one `train()`, `fit()` or `with watch(...)` as a whole, as a federated
     client does between two messages; what is observed is the difference of the weights. All rounds with the same `out_dir` are one audit with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.results.schema import Results, ResultsModel, TakenPolicy
+from leakaudit.results.schema import Results, ResultsModel, TakenPolicy, TrackerRun
 
 
 class Origin(ResultsModel):
@@ -22,13 +22,15 @@ class Origin(ResultsModel):
     """`sha256:` and a digest of the base weights, or `hub:NAME@REVISION`; empty if neither could be had."""
     data: str = ""
     """Name of the data set, as its owner calls it; empty without one."""
+    trackers: tuple[TrackerRun, ...] = ()
+    """Runs of the training's trackers."""
 
     def within(self, results: Results) -> Results:
         """Return results that say where they come from."""
         about = self.model_dump(include={"code_commit", "code_dirty", "base_model", "data"})
         return results.model_copy(
             update={
-                "run": results.run.model_copy(update={"policy": self.policy}),
+                "run": results.run.model_copy(update={"policy": self.policy, "trackers": self.trackers}),
                 "subject": results.subject.model_copy(update=about),
             }
         )

@@ -36,7 +36,7 @@ for four metrics of a summary, what of its circumstances decides which attack ca
 for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
-began, the base model, the data and the artefacts.
+began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -547,6 +547,19 @@ class TakenPolicy(ResultsModel):
     """Time in UTC, in ISO 8601."""
 
 
+class TrackerRun(ResultsModel):
+    """What an experiment tracker calls the training run."""
+
+    kind: str
+    """The tracker: `TensorBoard`, `W&B`, `MLflow` or `Trackio`."""
+    id: str = ""
+    """Id of the run; empty if it has none."""
+    name: str = ""
+    """Name of the run, as its owner or the tracker chose it. It may be private."""
+    url: str = ""
+    """Address of the run, without a password and a query; empty if no server has it."""
+
+
 class RunInfo(ResultsModel):
     """The run of the audit: when, by which version, with which settings."""
 
@@ -568,6 +581,8 @@ class RunInfo(ResultsModel):
     """Id of the key of the steps' marks. Audits with the same id can be compared step by step."""
     policy: TakenPolicy | None = None
     """The policy when the run began, of which a later change shows. None in results before 1.7."""
+    trackers: tuple[TrackerRun, ...] = ()
+    """Runs of the training's trackers. Empty without a known one, and in results before 1.7."""
 
 
 class Artifact(ResultsModel):

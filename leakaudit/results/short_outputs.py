@@ -1,12 +1,11 @@
-"""Metrics in short outputs: cells of tables and lines of the trainer's log.
+"""Metrics in short outputs: cells of tables and experiment trackers.
 
 They show a few of our own metrics, and every metric of another package, so that a new one needs no line here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 _IN_CELLS = (
     "rougeL",
@@ -37,10 +36,8 @@ _NOT_IN_CELLS = frozenset(
 """Metrics that a cell leaves out, because another metric or line says nearly the same. The sections on texts and on labels show
 most of them."""
 
-_IN_LOGS: Mapping[str, str] = MappingProxyType(
-    {"exact": "exact_rate", "rouge1": "r1", "token_recall": "token_recall", "label_accuracy": "label_accuracy"}
-)
-"""Metric -> its name in the trainer's log."""
+_IN_LOGS = ("exact", "rouge1", "token_recall", "label_accuracy")
+"""Metrics that experiment trackers get first, in this order."""
 
 
 def in_cells(scored: Iterable[str]) -> list[str]:
@@ -54,14 +51,14 @@ def in_cells(scored: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*ours, *_others(scored)]))
 
 
-def in_logs(scored: Iterable[str]) -> dict[str, str]:
-    """Return metric -> name in the log, for the metrics that a log shows.
+def in_logs(scored: Iterable[str]) -> list[str]:
+    """Return the metrics that experiment trackers get.
 
-    >>> in_logs(["rouge1", "newest", "rougeL"])
-    {'rouge1': 'r1', 'newest': 'newest'}
+    >>> in_logs(["rougeL", "newest", "rouge1"])
+    ['rouge1', 'newest']
     """
     scored = list(scored)
-    return {name: key for name, key in _IN_LOGS.items() if name in scored} | {name: name for name in _others(scored)}
+    return [*(name for name in _IN_LOGS if name in scored), *_others(scored)]
 
 
 def about_labels(metrics: Iterable[str]) -> list[str]:

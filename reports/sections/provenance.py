@@ -7,7 +7,7 @@ from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.reports.wording import baseline_in_words, date_and_time, short_digest
 from leakaudit.results.privacy import shipped_in_words
-from leakaudit.results.schema import Verification, VerificationStatus
+from leakaudit.results.schema import TrackerRun, Verification, VerificationStatus
 from leakaudit.results.wording import counted
 
 
@@ -33,6 +33,7 @@ def section(redacted: RedactedResult) -> Section:
         ("Judged", date_and_time(verdict.evaluated_at)),
         ("Tool", f"leakaudit {run.tool}"),
         ("Command", run.command or "not recorded"),
+        *([("Tracker", "; ".join(map(_tracker, run.trackers)))] if run.trackers else []),
         ("Seed", str(run.seed)),
         ("results.json", f"sha256:{verdict.results_sha256}" if verdict.results_sha256 else "digest not recorded"),
         ("Content", verdict.results_digest or "no digest"),
@@ -79,6 +80,12 @@ def _policy_of_run(verdict: Verdict) -> str:
     if not verdict.policy_of_run:
         return "not recorded"
     return verdict.policy_of_run + (", which is another one" if verdict.policy_changed else ", the same")
+
+
+def _tracker(run: TrackerRun) -> str:
+    """Say where the run is tracked; a name is left unless the mode of the text is full."""
+    named = [part for part in (run.name, run.id if run.id != run.name else "", run.url) if part]
+    return f"{run.kind}, {', '.join(named)}" if named else f"{run.kind}, run not named here"
 
 
 def _stamp(found: Verification) -> str:

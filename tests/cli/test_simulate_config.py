@@ -196,3 +196,12 @@ def test_seeds_that_are_none_are_refused(audit: list[str], options: tuple[str, .
     done = CliRunner().invoke(main, [*audit, *options], catch_exceptions=False)
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
+
+
+def test_the_name_of_a_run_is_refused_where_nothing_trains(audit: list[str], tmp_path: Path) -> None:
+    """The same file serves a training; a simulation is told to name its folder."""
+    (tmp_path / "audit.yaml").write_text(f"out_dir: {tmp_path}/audits/{{run_name}}\n{YAML}")
+    place = audit.index("--out")
+    found = CliRunner().invoke(main, audit[:place] + audit[place + 2 :])
+    assert found.exit_code != 0 and "give --out" in found.output
+    assert not (tmp_path / "audits").exists()

@@ -169,3 +169,17 @@ def test_every_key_has_a_description_that_the_schema_prints() -> None:
     """`leakaudit schema config` is the reference of the keys."""
     properties = AuditConfig.model_json_schema()["properties"]
     assert [name for name, key in properties.items() if not key.get("description")] == []
+
+
+@pytest.mark.parametrize(("written", "read"), [("false", False), ("numbers", "numbers"), ("report", "report")])
+def test_what_trackers_get_is_one_of_three(tmp_path: Path, written: str, read: object) -> None:
+    """Another word is refused, and the schema names the three."""
+    assert load_config(_write(tmp_path, f"trackers: {written}\n")).trackers == read
+    assert read in _trackers_in_schema()
+    with pytest.raises(ConfigError, match="trackers"):
+        load_config(_write(tmp_path, "trackers: everything\n"))
+
+
+def _trackers_in_schema() -> list[object]:
+    found: list[object] = AuditConfig.model_json_schema()["properties"]["trackers"]["enum"]
+    return found

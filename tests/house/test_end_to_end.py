@@ -81,7 +81,7 @@ def test_a_run_is_audited_to_a_report_that_keeps_the_secret(
     assert results.controls.positive is not None and results.controls.positive.n == 1
     assert results.coverage.total_steps == 6 and results.overhead.blocked_s > 0.0
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "FAIL"
-    logged = [entry["leakaudit/exact_rate"] for entry in trainer.state.log_history if "leakaudit/step" in entry]
+    logged = [entry["leakaudit/span/exact"] for entry in trainer.state.log_history if "leakaudit/step" in entry]
     assert sum(logged) / 2 == summaries["span"].scores.get("exact")
 
     left = sorted(path.name for path in spool.iterdir())

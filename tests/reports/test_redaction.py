@@ -27,6 +27,7 @@ from leakaudit.results.schema import (
     SequenceScore,
     StepRecord,
     TextMode,
+    TrackerRun,
     VerificationStatus,
 )
 from tests.support.factories import NOW, attempt, journal_entry, policy, results, step, with_scores
@@ -350,3 +351,17 @@ def test_a_full_report_shows_the_words_of_a_bag() -> None:
         page = render_html(shown)
         assert '<mark class="u">chest</mark> <mark class="u">pain</mark>' in page
         assert ("a bag of words, most of them wrong" in page) is (precision < 0.5)
+
+
+def test_a_run_of_a_tracker_is_named_in_full_reports_only() -> None:
+    """Its name and address may be private; which tracker has it is not."""
+    named = TrackerRun(kind="W&B", id="a1b2", name="sunny sky", url="https://wandb.example/hospital/runs/a1b2")
+    found, entries = audited()
+    found = found.model_copy(update={"run": found.run.model_copy(update={"trackers": (named,)})})
+    verdict = gate.evaluate(found, policy(), now=NOW)
+    for mode in TextMode:
+        page = render_html(redact(found, entries, verdict, mode, allow_full=True, environ={}))
+        shown = [word in page for word in ("sunny sky", "a1b2", "hospital")]
+        assert shown == [mode is TextMode.FULL] * 3
+        assert ("W&amp;B, sunny sky" in page) is (mode is TextMode.FULL)
+        assert "W&amp;B" in page

@@ -90,7 +90,7 @@ class RoundAudit:
             RoundError: the folder holds an audit of rounds that this one does not belong to.
             SpoolError: the folder cannot be written.
         """
-        begun = beginning_of(config, model)
+        begun = beginning_of(config, model, trainer.tracked)
         spool, place = join_or_allocate(config.out_dir.absolute(), config, trainer.tokenizer, *begun)
         spool.holds = True
         config = config.model_copy(update={"out_dir": place.folder})
@@ -99,7 +99,7 @@ class RoundAudit:
             spool=spool,
             plan=Plan.of(config, policy_of(config), config.rounds),
             side=SharedSideProcess(spool, str(next(model.parameters()).device)),
-            log=ResultsLog(config.out_dir / "journal.jsonl", len(config.attacks), trainer.log),
+            log=ResultsLog.of(config, trainer.trackers),
             architecture=architecture_of(model),
             note=place.note,
         )
@@ -137,7 +137,7 @@ class RoundAudit:
         if self.current is not None:
             self.current.interrupt("the training before never came to its end")
         self.release()
-        self.log.send = trainer.log
+        self.log.use(trainer.trackers)
         number, kept = self._next_number(model)
         try:
             run = self._recorded(number, kept, trainer, model, recipe)
@@ -274,7 +274,7 @@ class RoundAudit:
         if self.spool.totals() is None:
             self.spool.finish(totals)
         self._wait(wait=wait)
-        self.log.update()
+        self.log.finish(report_is_there=not self.side.detached)
         for line in (*self.side.outcome(), kept_in_words(totals, self.config)):
             notify(line)
         if not self.side.detached and (remaining := remaining_snapshots(self.spool)):

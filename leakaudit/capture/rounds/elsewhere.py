@@ -62,7 +62,7 @@ def joined(folder: Path) -> RoundAudit:
         spool=spool,
         plan=Plan.of(config, policy_of(config), config.rounds),
         side=SharedSideProcess(spool, "cpu"),
-        log=ResultsLog(folder / "journal.jsonl", len(config.attacks), None),
+        log=ResultsLog.of(config, None),
         architecture=read_rounds(spool.root).architecture,
         note="",
         trains_elsewhere=True,
