@@ -28,13 +28,8 @@ from leakaudit.reports.nights import Nights, nights_of
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
-<<<<<<< HEAD
 from leakaudit.results.recovery import amount
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode
-=======
-from leakaudit.results.recovery import LEAST_SHARE, amount
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode, TrackerRun
->>>>>>> trackers
 
 
 @dataclass(frozen=True)
