@@ -19,7 +19,15 @@ from leakaudit.cli.auditing import Steps, print_outcome, public_audit, run_audit
 from leakaudit.cli.common import clear_errors, say
 from leakaudit.cli.dataclass_options import options_of, values_of
 from leakaudit.cli.memory import keep_freed_memory
-from leakaudit.cli.simulate import audit_options, check_files, config_of, pairing_of, parsed_seeds, simulator_of
+from leakaudit.cli.simulate import (
+    audit_options,
+    check_files,
+    config_of,
+    pairing_of,
+    parsed_seeds,
+    say_notices,
+    simulator_of,
+)
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.cli.threads import threads_to_take, wait_passively
 from leakaudit.config.frontier import Trainings
@@ -125,7 +133,7 @@ def _check_run(what: Mapping[str, Any]) -> None:
     """
     if what["data"].suffix == ".safetensors":
         raise ConfigError(
-            f"{what['data']}: a frontier trains on texts; give a JSONL file with the fields `text` and `label`"
+            f"{what['data']}: a frontier trains on texts; give a file of texts and labels, such as JSONL or CSV"
         )
     if what["clients"] > 1:
         raise ConfigError("--clients makes the mean update of several clients; a frontier trains one. Leave it out")
@@ -178,6 +186,7 @@ class Asked:
 
     def _steps(self) -> Steps:
         simulator = simulator_of(self.what)
+        say_notices(simulator)
         return Steps(
             simulator.digest,
             simulator.tokenizer,

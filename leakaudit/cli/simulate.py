@@ -13,13 +13,12 @@ import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
 from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
-from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
 from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
-from leakaudit.files.regular_files import read_regular
 from leakaudit.parts import require_supported
 from leakaudit.results.wording import counted
 
@@ -160,6 +159,7 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
 
     def steps_of() -> Steps:
         simulator = simulator_of(what)
+        say_notices(simulator)
         if len(simulator) < what["steps"]:
             full = counted(len(simulator), "full batch", "full batches")
             size = what["batch_size"] * what["local_steps"] * what["clients"]
@@ -304,8 +304,25 @@ def _base_of(model: Path) -> str:
 def pairing_of(data: Path) -> Pairing:
     """Return the key of the marks of steps: the digest of their data file."""
     from leakaudit.audit.pairing import Pairing
+    from leakaudit.audit.simulation.tables import content_of
 
-    return Pairing(hashlib.sha256(read_regular(data)).digest())
+    return Pairing(hashlib.sha256(content_of(data)).digest())
+
+
+def say_notices(simulator: Any, *, names: bool = True) -> None:
+    """Print how the data of a simulation of texts was read, on stderr.
+
+    The names of classes are the user's data: CI, whose logs are kept and shared, prints their number only.
+
+    Args:
+        simulator: of texts or of arrays.
+        names: whether the classes may be named.
+    """
+    from leakaudit.reports.redaction import is_ci
+
+    read = getattr(simulator, "read", None)
+    for line in [] if read is None else read.notices(simulator.what.data, names=names and not is_ci()):
+        say(f"note: {line}")
 
 
 def simulator_of(what: dict[str, Any]) -> Any:
@@ -327,5 +344,10 @@ def simulator_of(what: dict[str, Any]) -> Any:
         raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
     if what["clients"] != 1:
         raise ConfigError("--clients is for texts: a step on arrays is that of one client")
-    rest = {name: value for name, value in what.items() if name not in (*of_text, "task", "clients")}
+    fields = ("text_field", "label_field")
+    if any(what[name] != name.partition("_")[0] for name in fields):
+        raise ConfigError(
+            "--text-field and --label-field name the fields of texts; arrays are called `inputs` and `labels`"
+        )
+    rest = {name: value for name, value in what.items() if name not in (*of_text, *fields, "task", "clients")}
     return ArraySimulator(ArraySimulation(**rest | {"model": str(what["model"])}))
