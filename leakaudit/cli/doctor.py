@@ -185,7 +185,13 @@ def _positive_control() -> Check:
 )
 @click.option("--text-field", default="text", show_default=True, help="Field of --data that holds the text.")
 @click.option("--label-field", default="label", show_default=True, help="Field of --data that holds the class.")
-@click.option("--task", type=click.Choice(["classification", "causal-lm"]), default="classification", show_default=True)
+@click.option(
+    "--task",
+    type=click.Choice(["classification", "causal-lm"]),
+    default="classification",
+    show_default=True,
+    help="What the model is trained for.",
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of that step.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of your training, to print minutes and GB before it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")

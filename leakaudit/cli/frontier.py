@@ -18,6 +18,7 @@ import click
 from leakaudit.cli.auditing import Steps, print_outcome, public_audit, run_audit, time_limit
 from leakaudit.cli.common import clear_errors, say
 from leakaudit.cli.dataclass_options import options_of, values_of
+from leakaudit.cli.grouped_help import GroupedCommand
 from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.simulate import (
     audit_options,
@@ -46,7 +47,7 @@ TRAININGS = "trainings"
 """Folder in the output folder with the finished trainings."""
 
 
-@click.command(short_help="Measure what each defence hides and what it costs.")
+@click.command(cls=GroupedCommand, short_help="Measure what each defence hides and what it costs.")
 @options_of(Simulation)
 @options_of(Trainings)
 @click.option(

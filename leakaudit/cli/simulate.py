@@ -15,6 +15,7 @@ from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy
 from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
 from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
+from leakaudit.cli.grouped_help import GroupedCommand
 from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
@@ -77,9 +78,12 @@ AUDIT_OPTIONS = (
     click.option(
         "--attacks",
         cls=BatteryOption,
-        help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
+        help="Comma-separated, with knobs such as tag(steps=300); `leakaudit attacks NAME` prints them. Default: those of the callback.",
     ),
-    click.option("--defenses", help="Comma-separated, such as none,gaussian-noise(scale=0.1); default: none."),
+    click.option(
+        "--defenses",
+        help="Comma-separated, such as none,gaussian-noise(scale=0.1); `leakaudit defenses NAME` prints the knobs. Default: none.",
+    ),
     click.option(
         "--attack-option",
         "attack_options",
@@ -119,7 +123,7 @@ def audit_options(command: Command) -> Command:
     return command
 
 
-@click.command(short_help="Attack client steps made of a model and a data file.")
+@click.command(cls=GroupedCommand, short_help="Attack client steps made of a model and a data file.")
 @options_of(Simulation)
 @click.option(
     "--seeds",
