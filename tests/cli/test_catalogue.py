@@ -23,7 +23,7 @@ def test_one_attack_tells_what_it_reads_every_option_and_an_example() -> None:
     for part in ("a search: it may use its whole --budget", "recovers: text", "adversary: Sees one", "source: TAG"):
         assert part in said
     assert "learning_rate (float | None; default: that of the preset, " in said
-    assert '--attacks "tag(preset=improved)"' in said
+    assert '--attacks "tag(alpha=0.01)"' in said
     row = json.loads(_run("attacks", "tag", "--json").stdout)
     assert row["search"] and row["battery"] == [] and row["knobs"][0]["sentence"]
 
