@@ -1,6 +1,7 @@
 """The knobs of a plugin with their defaults and sentences, read from its source.
 
-A knob is a field of the plugin's dataclass. The text below a field says what it does; Python keeps no such text, so it is read from the source.
+A knob is a field of the plugin's dataclass. The text below a field says what it does; Python keeps no such text, so it is read from the
+source.
 """
 
 from __future__ import annotations

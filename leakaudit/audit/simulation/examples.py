@@ -72,7 +72,8 @@ class Examples:
             shown = ", ".join(f"{_printable(name)} = {n}" for n, name in enumerate(self.classes[:SHOWN_NAMES]))
             more = len(self.classes) - SHOWN_NAMES
             shown = f": {shown}{f' and {more} more' if more > 0 else ''}" if names else ""
-            yield f"{path}: its labels are texts, numbered in sorted order as {counted(len(self.classes), 'class', 'classes')}{shown}"
+            number = counted(len(self.classes), "class", "classes")
+            yield f"{path}: its labels are texts, numbered in sorted order as {number}{shown}"
 
 
 def _printable(name: str) -> str:
