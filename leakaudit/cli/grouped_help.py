@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import click
 
-_CLIENT = "batch_size steps seed seeds mode freeze grant lora_rank lora_targets lora_warmup optimizer local_steps "
+_CLIENT = (
+    "batch_size steps seed seeds mode freeze grant lora_rank lora_targets lora_warmup optimizer local_steps "
     "learning_rate clients max_grad_norm"
+)
 
 HEADINGS = {
     "Model and data": "model data text_field label_field task num_labels",
