@@ -152,6 +152,12 @@ def redact(
     )
 
 
+def is_ci(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether this is a CI machine: the environment variable CI is set."""
+    environ = os.environ if environ is None else environ
+    return environ.get("CI", "").lower() not in ("", "0", "false")
+
+
 def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
     """Refuse text mode full on a CI machine.
 
@@ -160,8 +166,7 @@ def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:
     Raises:
         RedactionError: the environment variable CI is set.
     """
-    environ = os.environ if environ is None else environ
-    if environ.get("CI", "").lower() not in ("", "0", "false"):
+    if is_ci(environ):
         raise RedactionError(
             "text mode full was asked for in CI, whose files are kept and shared; audit with text mode masked, "
             "or render a finished audit with `leakaudit report --text full --allow-full-in-ci`"

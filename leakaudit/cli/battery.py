@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,19 @@ def specs_of(text: str) -> tuple[PluginSpec, ...]:
     try:
         return tuple(PluginSpec.parse(part) for part in parts)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{error}{_named(parts)}") from None
+
+
+def _named(parts: Sequence[str]) -> str:
+    """Return how the first part with a bare value, such as `prune(0.9)`, is written; empty if no plugin has its name."""
+    from leakaudit import registry
+    from leakaudit.plugins.knobs import knobs_of
+
+    found = next((match for part in parts if (match := re.fullmatch(r"([\w-]+)\(([^=,()]+)\)", part))), None)
+    for kind in (registry.attacks, registry.defenses):
+        if found is not None and found[1] in kind.names() and (knobs := knobs_of(kind[found[1]])):
+            return f". Did you mean {found[1]}({knobs[0].name}={found[2].strip()})?"
+    return ""
 
 
 def with_options(specs: tuple[PluginSpec, ...], options: tuple[str, ...]) -> tuple[PluginSpec, ...]:

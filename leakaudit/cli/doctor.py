@@ -180,8 +180,18 @@ def _positive_control() -> Check:
 @click.command(short_help="Check this machine and a configuration.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
 @click.option("--model", type=EXISTING, help="Folder of your model: one step of it is measured.")
-@click.option("--data", type=EXISTING, help="JSONL with `text` and `label` for that step; default: sentences of ours.")
-@click.option("--task", type=click.Choice(["classification", "causal-lm"]), default="classification", show_default=True)
+@click.option(
+    "--data", type=EXISTING, help="Texts and labels for that step, as --data of `simulate`; default: sentences of ours."
+)
+@click.option("--text-field", default="text", show_default=True, help="Field of --data that holds the text.")
+@click.option("--label-field", default="label", show_default=True, help="Field of --data that holds the class.")
+@click.option(
+    "--task",
+    type=click.Choice(["classification", "causal-lm"]),
+    default="classification",
+    show_default=True,
+    help="What the model is trained for.",
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of that step.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of your training, to print minutes and GB before it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
@@ -190,6 +200,8 @@ def doctor(
     config_path: Path | None,
     model: Path | None,
     data: Path | None,
+    text_field: str,
+    label_field: str,
     task: Literal["classification", "causal-lm"],
     batch_size: int,
     steps: int | None,
@@ -202,7 +214,7 @@ def doctor(
     """
     if model is None and (data is not None or steps is not None):
         raise ConfigError("--data and --steps are about the step of a model that is measured: give --model as well")
-    step = None if model is None else Measured(model, data, task, batch_size)
+    step = None if model is None else Measured(model, data, task, batch_size, text_field, label_field)
     checks = examine(config_path, step, steps)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks], indent=1))

@@ -54,9 +54,11 @@ class Measured:
 
     model: Path
     data: Path | None = None
-    """JSONL with texts; None for sentences that came with leakaudit."""
+    """File of texts; None for sentences that came with leakaudit."""
     task: Literal["classification", "causal-lm"] = "classification"
     batch_size: int = 8
+    text_field: str = "text"
+    label_field: str = "label"
 
     def cost(self, config: AuditConfig) -> StepCost:
         """Make one step, audit it, and return what that cost.
@@ -77,7 +79,9 @@ class Measured:
             with tempfile.TemporaryDirectory(prefix="leakaudit-doctor-") as name:
                 folder = Path(name)
                 data = self.data or _sentences(folder / "sentences.jsonl", self.batch_size)
-                made = Simulator(Simulation(self.model, data, task=self.task, batch_size=self.batch_size, steps=1))
+                names = {} if self.data is None else {"text_field": self.text_field, "label_field": self.label_field}
+                what = Simulation(self.model, data, task=self.task, batch_size=self.batch_size, steps=1, **names)
+                made = Simulator(what)
                 alone = config.model_copy(update={"controls": 0, "out_dir": folder / "audit"})
                 audit = Audit(folder / "audit", alone, made.tokenizer, device=choose_device(config.device))
                 snapshot = made.snapshot(0)

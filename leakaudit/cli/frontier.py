@@ -18,8 +18,17 @@ import click
 from leakaudit.cli.auditing import Steps, print_outcome, public_audit, run_audit, time_limit
 from leakaudit.cli.common import clear_errors, say
 from leakaudit.cli.dataclass_options import options_of, values_of
+from leakaudit.cli.grouped_help import GroupedCommand
 from leakaudit.cli.memory import keep_freed_memory
-from leakaudit.cli.simulate import audit_options, check_files, config_of, pairing_of, parsed_seeds, simulator_of
+from leakaudit.cli.simulate import (
+    audit_options,
+    check_files,
+    config_of,
+    pairing_of,
+    parsed_seeds,
+    say_notices,
+    simulator_of,
+)
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
 from leakaudit.cli.threads import threads_to_take, wait_passively
 from leakaudit.config.frontier import Trainings
@@ -38,7 +47,7 @@ TRAININGS = "trainings"
 """Folder in the output folder with the finished trainings."""
 
 
-@click.command(short_help="Measure what each defence hides and what it costs.")
+@click.command(cls=GroupedCommand, short_help="Measure what each defence hides and what it costs.")
 @options_of(Simulation)
 @options_of(Trainings)
 @click.option(
@@ -125,7 +134,7 @@ def _check_run(what: Mapping[str, Any]) -> None:
     """
     if what["data"].suffix == ".safetensors":
         raise ConfigError(
-            f"{what['data']}: a frontier trains on texts; give a JSONL file with the fields `text` and `label`"
+            f"{what['data']}: a frontier trains on texts; give a file of texts and labels, such as JSONL or CSV"
         )
     if what["clients"] > 1 or what["window"] > 1:
         raise ConfigError(
@@ -180,6 +189,7 @@ class Asked:
 
     def _steps(self) -> Steps:
         simulator = simulator_of(self.what)
+        say_notices(simulator)
         return Steps(
             simulator.digest,
             simulator.tokenizer,

@@ -22,7 +22,7 @@ def prior() -> None:
 
 
 @prior.command("list", short_help="List the priors.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @clear_errors
 def list_command(as_json: bool) -> None:
     """List the priors: what each knows, what it needs, and its source."""
@@ -40,7 +40,13 @@ def list_command(as_json: bool) -> None:
     help="Folder of the victim's tokenizer; the prior counts its tokens.",
 )
 @click.option("--out", type=EXISTING, required=True, help="File for an n-gram model, folder for a language model.")
-@click.option("--kind", type=click.Choice(["causal-lm", "ngram"]), default="causal-lm", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["causal-lm", "ngram"]),
+    default="causal-lm",
+    show_default=True,
+    help="Language model to train.",
+)
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
@@ -57,7 +63,7 @@ def list_command(as_json: bool) -> None:
     show_default=True,
     help="Share of the texts that are kept out of training, to measure perplexity; 0 measures none.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the held-out texts and of the training.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as one JSON document.")
 @clear_errors
 def train(

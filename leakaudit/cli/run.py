@@ -83,7 +83,7 @@ def worker(
 @click.argument("snapshots", type=EXISTING, nargs=-1, required=True)
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
 @click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
-@click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True)
+@click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
 @click.option(
     "--artifact",
     "artifacts",

@@ -13,13 +13,13 @@ import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
 from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
-from leakaudit.cli.common import EXISTING, clear_errors
+from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
+from leakaudit.cli.grouped_help import GroupedCommand
 from leakaudit.cli.memory import keep_freed_memory
 from leakaudit.cli.threads import wait_passively
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
-from leakaudit.files.regular_files import read_regular
 from leakaudit.parts import require_supported
 from leakaudit.results.wording import counted
 
@@ -78,9 +78,12 @@ AUDIT_OPTIONS = (
     click.option(
         "--attacks",
         cls=BatteryOption,
-        help="Comma-separated, with knobs such as tag(steps=300); default: those of the callback.",
+        help="Comma-separated, with knobs such as tag(steps=300); `leakaudit attacks NAME` prints them. Default: those of the callback.",
     ),
-    click.option("--defenses", help="Comma-separated, such as none,gaussian-noise(scale=0.1); default: none."),
+    click.option(
+        "--defenses",
+        help="Comma-separated, such as none,gaussian-noise(scale=0.1); `leakaudit defenses NAME` prints the knobs. Default: none.",
+    ),
     click.option(
         "--attack-option",
         "attack_options",
@@ -120,7 +123,7 @@ def audit_options(command: Command) -> Command:
     return command
 
 
-@click.command(short_help="Attack client steps made of a model and a data file.")
+@click.command(cls=GroupedCommand, short_help="Attack client steps made of a model and a data file.")
 @options_of(Simulation)
 @click.option(
     "--seeds",
@@ -160,6 +163,7 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
 
     def steps_of() -> Steps:
         simulator = simulator_of(what)
+        say_notices(simulator)
         if len(simulator) < what["steps"]:
             full = counted(len(simulator), "full batch", "full batches")
             size = what["batch_size"] * what["local_steps"] * what["clients"] * what["window"]
@@ -308,8 +312,25 @@ def _base_of(model: Path) -> str:
 def pairing_of(data: Path) -> Pairing:
     """Return the key of the marks of steps: the digest of their data file."""
     from leakaudit.audit.pairing import Pairing
+    from leakaudit.audit.simulation.tables import content_of
 
-    return Pairing(hashlib.sha256(read_regular(data)).digest())
+    return Pairing(hashlib.sha256(content_of(data)).digest())
+
+
+def say_notices(simulator: Any, *, names: bool = True) -> None:
+    """Print how the data of a simulation of texts was read, on stderr.
+
+    The names of classes are the user's data: CI, whose logs are kept and shared, prints their number only.
+
+    Args:
+        simulator: of texts or of arrays.
+        names: whether the classes may be named.
+    """
+    from leakaudit.reports.redaction import is_ci
+
+    read = getattr(simulator, "read", None)
+    for line in [] if read is None else read.notices(simulator.what.data, names=names and not is_ci()):
+        say(f"note: {line}")
 
 
 def simulator_of(what: dict[str, Any]) -> Any:
@@ -331,5 +352,11 @@ def simulator_of(what: dict[str, Any]) -> Any:
         raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
     if what["clients"] != 1 or what["window"] != 1:
         raise ConfigError("--clients and --window are for texts: a step on arrays is one update of one client")
-    rest = {name: value for name, value in what.items() if name not in (*of_text, "task", "clients", "window")}
+    fields = ("text_field", "label_field")
+    if any(what[name] != name.partition("_")[0] for name in fields):
+        raise ConfigError(
+            "--text-field and --label-field name the fields of texts; arrays are called `inputs` and `labels`"
+        )
+    own = (*of_text, *fields, "task", "clients", "window")
+    rest = {name: value for name, value in what.items() if name not in own}
     return ArraySimulator(ArraySimulation(**rest | {"model": str(what["model"])}))

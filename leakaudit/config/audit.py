@@ -108,8 +108,12 @@ class PluginSpec(BaseModel):
         if not rest.endswith(")"):
             raise ValueError(f"{text!r}: expected name(key=value, ...)")
         pairs = [pair.partition("=") for pair in rest[:-1].split(",") if pair.strip()]
-        if any(not equals for _, equals, _ in pairs):
-            raise ValueError(f"{text!r}: expected name(key=value, ...)")
+        bare = next((value.strip() for value, equals, _ in pairs if not equals), None)
+        if bare is not None:
+            raise ValueError(
+                f"{text!r}: {bare} stands without the name of an option; expected name(key=value, ...). "
+                f"`leakaudit attacks {name}` or `leakaudit defenses {name}` lists the options"
+            )
         return cls(name=name, options={key.strip(): value.strip() for key, _, value in pairs})
 
 

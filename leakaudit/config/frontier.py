@@ -28,7 +28,7 @@ class Trainings:
     eval: Path | None = field(
         default=None,
         metadata={
-            "help": "JSONL on which the trained models are measured; default: a tenth of --data, which is not trained on."
+            "help": "Data on which the trained models are measured; default: a tenth of --data, which is not trained on."
         },
     )
     train_steps: int = _option(200, "Optimizer steps of each training.", minimum=1)

@@ -49,11 +49,15 @@ class SimulateSection(_Section):
     model: Path
     """Folder as `save_pretrained` writes it."""
     data: Path
-    """JSONL with the fields `text` and `label`."""
+    """Texts and labels as JSONL, JSON, CSV, TSV, Parquet or a folder of `datasets`."""
+    text_field: str = "text"
+    """Field of the data that holds the text."""
+    label_field: str = "label"
+    """Field of the data that holds the class: a number from 0, or its name."""
     task: Literal["classification", "causal-lm"] = "classification"
     """What the model is trained for."""
     num_labels: Annotated[int, Field(ge=2)] | None = None
-    """Classes; null for the largest label plus one."""
+    """Classes; null for those of the model's classifier, else the largest label plus one."""
     batch_size: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     """Texts of one batch."""
     steps: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 20

@@ -42,12 +42,16 @@ class Simulation:
     )
     data: Path = field(
         metadata={
-            "help": "JSONL with the fields `text` and `label`, or arrays as `save_auxiliary` writes them (.safetensors)."
+            "help": "Texts and labels as JSONL, JSON, CSV, TSV, Parquet or a folder of `datasets`; or arrays as `save_auxiliary` writes them "
+            "(.safetensors)."
         }
     )
     task: Literal["classification", "causal-lm"] = _option("classification", "What the model is trained for.")
     num_labels: int | None = _option(
-        None, "Classes; default: the largest label plus one.", minimum=2, maximum=MAX_CLASSES
+        None,
+        "Classes; default: those of the model's classifier, else the largest label plus one.",
+        minimum=2,
+        maximum=MAX_CLASSES,
     )
     batch_size: int = _option(1, "Texts of one batch.", minimum=1)
     steps: int = _option(10, "Client steps to audit.", minimum=1)
@@ -83,6 +87,8 @@ class Simulation:
         minimum=1,
     )
     max_grad_norm: float | None = _option(None, "L2 norm to which every gradient is clipped; default: none.", above=0)
+    text_field: str = _option("text", "Field of the data that holds the text.")
+    label_field: str = _option("label", "Field of the data that holds the class: a number from 0, or its name.")
 
     def __post_init__(self) -> None:
         """Refuse unknown grants and values that make no client step."""

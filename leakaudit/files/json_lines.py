@@ -7,7 +7,7 @@ unescaped. Errors name the file and the number of the line, never its content.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,21 @@ def numbered_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, _object(path, number, line)
 
 
-def text_of(path: Path, number: int, row: dict[str, Any]) -> str:
-    """Return the field `text` of a row.
+def text_of(path: Path, number: int, row: dict[str, Any], field: str = "text") -> str:
+    """Return the text of a row.
+
+    Args:
+        path: of the file, for the message.
+        number: of the row, counted from 1.
+        row: field -> value.
+        field: name of the field with the text.
 
     Raises:
         DataError: the field is missing, is not a string, or holds half of a surrogate pair, which no tokenizer can read.
     """
-    text = row.get("text")
+    text = row.get(field)
     if not isinstance(text, str):
-        raise DataError(f"{path}:{number}: looked for the field 'text' with a string, found {_names(row)}")
+        raise DataError(f"{path}:{number}: looked for the field {field!r} with a string, found {field_names(row)}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -101,7 +107,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _names(row: dict[str, Any]) -> str:
+def field_names(row: Mapping[str, Any]) -> str:
     """Return the names of a row's fields in ASCII.
 
     A name may hold anything, and a terminal executes control characters.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 from leakaudit.errors import ModelError
-from leakaudit.models.config_numbers import check_config
+from leakaudit.files.strict_json import read_bounded
+from leakaudit.models.config_numbers import MAX_CONFIG_BYTES, check_config
 from leakaudit.models.versions import dtype_option
 
 Task = Literal["classification", "causal-lm"]
@@ -84,11 +86,31 @@ def load_model(
     except Exception as error:  # whatever a folder made by hand leads a library to
         reason = _reason(error)
         if "ignore_mismatched_sizes" in str(error):  # the message refers to a report, which is hidden here
-            reason = (
-                f"its stored weights do not fit a head of {num_labels} classes; set the number of labels to its own"
+            own = classes_of_head(folder)
+            reason = f"its stored weights do not fit a head of {num_labels} classes; "
+            reason += (
+                f"the model has {own} classes: add --num-labels {own}" if own else "set the number of labels to its own"
             )
         raise ModelError(f"{folder}: cannot be loaded for {task}: {reason}") from None
     return model.eval().to(device or "cpu")
+
+
+def classes_of_head(folder: Path) -> int | None:
+    """Return the number of classes of the classifier that is stored in a folder.
+
+    None if config.json names no classifier of sequences, cannot be read, or says one class (a regression).
+    """
+    try:
+        config: Any = json.loads(read_bounded(folder / "config.json", MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict) or not str(config.get("architectures")).endswith("ForSequenceClassification']"):
+        return None
+    names = config.get("id2label")
+    stated = (
+        len(names) if isinstance(names, dict) else config.get("num_labels", 2)
+    )  # transformers writes no names of two classes
+    return stated if type(stated) is int and stated >= 2 else None
 
 
 NOTHING_FOREIGN: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -79,7 +79,10 @@ GOOD = '{"text": "fine", "label": 0}'
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"sentence": "secret"}', r":2: looked for the field 'text' with a string, found sentence$"),
+        (
+            '{"sentence": "secret"}',
+            r":2: looked for the field 'text' with a string, found sentence; did you mean 'sentence'\? .*--text-field sentence$",
+        ),
         ('{"text": 7, "label": 0}', r":2: looked for the field 'text' with a string, found label, text$"),
         ("{}", r":2: looked for the field 'text' with a string, found no fields$"),
         ('["secret"]', r":2: is not a JSON object; found list$"),
@@ -116,7 +119,7 @@ def test_a_missing_file_and_a_binary_one_are_told_apart(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"rows.bin:1: is not UTF-8"):
         read_examples(binary, "classification")
-    with pytest.raises(DataError, match=r"is not a regular file"):
+    with pytest.raises(DataError, match=r"is a folder and no saved dataset"):
         read_examples(tmp_path, "classification")
 
 
@@ -268,7 +271,7 @@ def test_a_label_out_of_range_is_refused_before_the_model_is_loaded(data: Path) 
 
 def test_a_stored_head_of_another_size_is_a_clear_error(model: Path, data: Path) -> None:
     """Re-initialising it in silence would audit another model."""
-    with pytest.raises(ModelError, match="stored weights do not fit a head of 5 classes; set the number of labels"):
+    with pytest.raises(ModelError, match="stored weights do not fit a head of 5 classes; the model has 3 classes"):
         Simulator(Simulation(model, data, num_labels=5))
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.audit.frontier.evaluation import Outcomes, outcomes_of
-from leakaudit.audit.simulation.texts import MAX_LENGTH, Example, number_of_labels, read_examples, start_of
+from leakaudit.audit.simulation.examples import Example, Fields, read_data
+from leakaudit.audit.simulation.texts import MAX_LENGTH, examples_of, number_of_labels, start_of
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import PublicFacts
 from leakaudit.client.observation import Update, check_finite, part_of
@@ -51,14 +52,17 @@ class Rows:
         Raises:
             DataError: a file cannot be read, a label is missing, or there are too few rows for one batch.
         """
-        rows = read_examples(what.data, what.task)
+        read = examples_of(what)
+        rows = list(read.rows)
         random.Random(0).shuffle(rows)
         tenth = max(1, len(rows) // SHARE_HELD_OUT)
         choice, rest = rows[:tenth], rows[tenth:]
         if trainings.eval is None:
             evaluation, rest = rest[:tenth], rest[tenth:]
         else:
-            evaluation = read_examples(trainings.eval, what.task)
+            evaluation = list(
+                read_data(trainings.eval, what.task, Fields(what.text_field, what.label_field), read).rows
+            )
         if len(rest) < trainings.train_batch_size:
             raise DataError(
                 f"{what.data}: {len(rest)} of {len(rows)} rows are left for training, fewer than one batch of "

@@ -17,8 +17,8 @@ from leakaudit.audit.frontier.prices import price_of, seconds_of_step
 from leakaudit.audit.frontier.rows import Found
 from leakaudit.audit.frontier.store import KeptMetric, KeptPrice, KeptTraining, Store
 from leakaudit.audit.frontier.training import Trainer
+from leakaudit.audit.simulation.tables import content_of
 from leakaudit.errors import LeakAuditError, NonFiniteUpdateError, type_and_place
-from leakaudit.files.regular_files import read_regular
 from leakaudit.results.schema import Results
 
 UNFIT = (LeakAuditError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError)
@@ -193,7 +193,7 @@ class Work:
         defense = candidate.defense
         knobs = None if defense is None else (defense.name, asdict(defense))  # type: ignore[call-overload]
         options = [trainings.train_batch_size, trainings.train_optimizer]
-        evaluation = "" if trainings.eval is None else hashlib.sha256(read_regular(trainings.eval)).hexdigest()
+        evaluation = "" if trainings.eval is None else hashlib.sha256(content_of(trainings.eval)).hexdigest()
         device = str(self.trainer.device)
         parts = [what, self.source, options, evaluation, knobs, device, __version__, more]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

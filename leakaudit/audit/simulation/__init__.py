@@ -5,4 +5,4 @@ A model, a data file and a seed determine the steps.
 It may import `client` and `models`.
 """
 
-__all__ = ["arrays", "clients", "entities", "texts"]
+__all__ = ["arrays", "clients", "entities", "examples", "tables", "texts"]

@@ -1,4 +1,4 @@
-"""Simulated client steps on texts, from a model, a JSONL file and a seed.
+"""Simulated client steps on texts, from a model, a data file and a seed.
 
 Measurements of attacks use such steps.
 """
@@ -9,84 +9,38 @@ import fnmatch
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leakaudit.audit.simulation.clients import client_optimizer, take_rounds
-from leakaudit.audit.simulation.entities import entities_of
+from leakaudit.audit.simulation.examples import Example, Examples, Fields, read_data, read_examples
+from leakaudit.audit.simulation.tables import content_of
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import Granted
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
-from leakaudit.config.simulation import MAX_CLASSES, Simulation
+from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError, DataError
-from leakaudit.files.json_lines import numbered_objects, text_of
-from leakaudit.files.regular_files import read_regular
-from leakaudit.models.loading import Task, load_model, load_tokenizer
+from leakaudit.models.loading import classes_of_head, load_model, load_tokenizer
 from leakaudit.models.lora import add_lora, below_adapters
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.vocabulary import vocabulary_of
+from leakaudit.results.wording import counted
+
+__all__ = [
+    "MAX_LENGTH", "Example", "Simulator", "batches", "examples_of", "frozen_parameters", "number_of_labels", "read_examples", "source_digest",
+    "start_of",
+]  # fmt: skip
 
 MAX_LENGTH = 512
 """Largest number of tokens of a sequence, unless the model accepts fewer; trainers of BERT-like encoders use it."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row of the data file."""
-
-    text: str
-    label: int | None
-    entities: tuple[str, ...] | None = None
-    """Named entities of the text, as it spells them; None if the row names none."""
-
-
-def read_examples(path: Path, task: Task) -> list[Example]:
-    """Read a JSONL file with the field `text`, and for classification `label`.
-
-    The optional field `entities` (or `spans`) holds the named entities of a text, as strings or as places `[start, end, type]`. Only
-    scoring sees them.
-
-    Raises:
-        DataError: the file is missing or empty, a line is not a JSON object, or a field is missing or cannot be used. The message
-            names the line, never its content.
-    """
-    examples = [_example(path, number, row, task) for number, row in numbered_objects(path)]
-    if not examples:
-        raise DataError(f"{path}: holds no rows")
-    return examples
-
-
-def _example(path: Path, number: int, row: Mapping[str, Any], task: Task) -> Example:
-    text = text_of(path, number, dict(row))
-    entities = entities_of(path, number, row, text)
-    if task != "classification":
-        return Example(text, None, entities)
-    label = row.get("label")
-    if problem := _label_problem(label):
-        raise DataError(f"{path}:{number}: classification needs the field 'label' with a {problem}")
-    return Example(text, label, entities)
-
-
-def _label_problem(label: object) -> str:
-    """Return the problem with a label; empty if it is a class."""
-    expected = f"class from 0 to {MAX_CLASSES - 1:,}"
-    if not isinstance(label, int) or isinstance(label, bool):
-        kind = "nothing" if label is None else type(label).__name__
-        return f"{expected}, found {kind}; use --task causal-lm for texts without classes"
-    if label < 0:
-        return f"{expected}, found a negative number; leave out rows without a class"
-    if label >= MAX_CLASSES:
-        return f"{expected}, found a larger number; renumber the classes from 0 without gaps"
-    return ""
 
 
 def batches(examples: Sequence[Example], batch_size: int, steps: int, seed: int) -> list[list[Example]]:
@@ -124,20 +78,39 @@ def frozen_parameters(model: nn.Module, patterns: Sequence[str]) -> frozenset[st
     return frozenset(frozen)
 
 
+def examples_of(what: Simulation) -> Examples:
+    """Read the data of a simulation.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    return read_data(what.data, what.task, Fields(what.text_field, what.label_field))
+
+
 def number_of_labels(what: Simulation, examples: Sequence[Example]) -> int:
-    """Return the number of classes: `--num-labels`, or what the data has.
+    """Return the number of classes.
+
+    It is `--num-labels`; else that of the classifier stored with the model; else what the data has.
 
     Raises:
         DataError: the data has a larger label.
     """
     largest = max((example.label for example in examples if example.label is not None), default=1)
-    if what.num_labels is None:
+    stored = classes_of_head(what.model) if what.task == "classification" else None
+    if what.num_labels is not None:
+        if largest >= what.num_labels:
+            raise DataError(
+                f"{what.data}: has a label {largest}, but --num-labels is {what.num_labels}; give at least {largest + 1}"
+            )
+        return what.num_labels
+    if stored is None:
         return max(2, largest + 1)
-    if largest >= what.num_labels:
+    if largest >= stored:
         raise DataError(
-            f"{what.data}: has a label {largest}, but --num-labels is {what.num_labels}; give at least {largest + 1}"
+            f"{what.data}: has a label {largest}, and the classifier in {what.model} has {counted(stored, 'class', 'classes')}: its labels go "
+            f"from 0 to {stored - 1}; give the data that it was made for, or a model without a classifier"
         )
-    return what.num_labels
+    return stored
 
 
 def start_of(what: Simulation, labels: int) -> tuple[nn.Module, frozenset[str]]:
@@ -178,7 +151,7 @@ def source_digest(what: Any, model: nn.Module, tokenizer: str = "") -> str:
         field.name: repr(getattr(what, field.name)) for field in fields(what) if field.name not in ("model", "data")
     }
     digest = hashlib.sha256(json.dumps([options, tokenizer, _architecture(model)], default=str).encode())
-    digest.update(read_regular(what.data))
+    digest.update(content_of(what.data))
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -202,10 +175,11 @@ class Simulator:
             ModelError, DataError, ConfigError: something is missing or does not fit.
         """
         self.what = what
-        examples = read_examples(what.data, what.task)
-        self.batches = batches(
-            examples, what.batch_size * what.local_steps * what.clients * what.window, what.steps, what.seed
-        )
+        self.read = examples_of(what)
+        """What the data file holds."""
+        examples = self.read.rows
+        size = what.batch_size * what.local_steps * what.clients * what.window
+        self.batches = batches(examples, size, what.steps, what.seed)
         labels = number_of_labels(what, examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model, self._frozen = start_of(what, labels)

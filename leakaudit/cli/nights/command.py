@@ -79,10 +79,12 @@ def nightly(context: click.Context, path: Path, at: datetime, limit: float | Non
 
 @nightly.command(short_help="Write a commented configuration that runs as it stands.")
 @click.option("--model", type=EXISTING, help="Folder as save_pretrained writes it; default: an example is made.")
-@click.option("--data", type=EXISTING, help="JSONL with the fields text and label; default: an example is made.")
+@click.option("--data", type=EXISTING, help="Texts and labels, as --data of `simulate`; default: an example is made.")
+@click.option("--text-field", default="text", show_default=True, help="Field of --data that holds the text.")
+@click.option("--label-field", default="label", show_default=True, help="Field of --data that holds the class.")
 @click.option("--out", type=EXISTING, default=Path(FILE), show_default=True, help="File to write.")
 @clear_errors
-def init(model: Path | None, data: Path | None, out: Path) -> None:
+def init(model: Path | None, data: Path | None, text_field: str, label_field: str, out: Path) -> None:
     """Write a commented nightly.yaml that runs as it stands.
 
     Without --model and --data an example of both is made in the folder leakaudit-example beside it: a tiny encoder with random weights, and
@@ -90,7 +92,7 @@ def init(model: Path | None, data: Path | None, out: Path) -> None:
     """
     from leakaudit.cli.nights.starter import EXAMPLE, write_starter
 
-    write_starter(out, model, data)
+    write_starter(out, model, data, {"text_field": text_field, "label_field": label_field})
     example = f" and the example {out.parent / EXAMPLE}" if model is None else ""
     option = "" if out == Path(FILE) else f" --config {shlex.quote(str(out))}"
     say(f"wrote {out}{example}; the first night: leakaudit nightly{option}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,16 @@ _SHOWN: dict[str, dict[str, Any]] = {
 """Values of the sections that a first configuration does not use."""
 
 
-def write_starter(path: Path, model: Path | None = None, data: Path | None = None) -> None:
+def write_starter(
+    path: Path, model: Path | None = None, data: Path | None = None, names: Mapping[str, str] | None = None
+) -> None:
     """Write the configuration; make an example of model and data if none are named.
 
     Args:
         path: the file.
         model: folder of the audited model.
-        data: JSONL file of its texts.
+        data: file of its texts.
+        names: of the fields of the data, if they are not the default ones.
 
     Raises:
         ConfigError: the file exists, only one of model and data is named, or a file cannot be written.
@@ -57,6 +60,9 @@ def write_starter(path: Path, model: Path | None = None, data: Path | None = Non
             places = {"model": f"{EXAMPLE}/model", "data": f"{EXAMPLE}/data.jsonl"}
         else:
             places = {"model": str(model.absolute()), "data": str(data.absolute())}
+            places |= {
+                key: name for key, name in (names or {}).items() if name != _default(SimulateSection.model_fields[key])
+            }
         descriptor = create(path)
         try:
             write_all(descriptor, starter(places).encode())
@@ -70,7 +76,7 @@ def starter(places: dict[str, str]) -> str:
     """Return a configuration with every key, its description and its default.
 
     Args:
-        places: values of `model` and `data` in the section `simulate`.
+        places: values of `model`, `data` and names of fields in the section `simulate`.
     """
     lines = [
         "# Nights of leakaudit. A key behind # has its default.",

@@ -12,7 +12,7 @@ from leakaudit.cli.auditing import Steps
 from leakaudit.cli.common import say
 from leakaudit.cli.nights.training import OUTPUT, train
 from leakaudit.cli.run import steps_of_snapshots
-from leakaudit.cli.simulate import simulator_of
+from leakaudit.cli.simulate import say_notices, simulator_of
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def steps_of_night(config: Nightly, night: str, folder: Path, key: bytes, deadli
     pairing = Pairing(key)
     if config.simulate is not None:
         simulator = simulator_of(asdict(config.simulate.simulation(seed_of(night))))
+        say_notices(simulator, names=False)  # a night's output is kept as a log
         steps = Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot, pairing=pairing)
         if len(simulator) < config.simulate.steps:
             asked = counted(config.simulate.steps, "step")
