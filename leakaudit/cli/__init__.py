@@ -40,6 +40,7 @@ _PLACES = {
     "report": "report:report",
     "run": "run:run",
     "schema": "catalogue:schema",
+    "show": "show:show",
     "simulate": "simulate:simulate",
     "snapshots": "snapshots:snapshots",
     "worker": "run:worker",

@@ -162,6 +162,7 @@ def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tm
         "preflight",
         "report",
         "schema",
+        "show",
     }
     assert isinstance(main, click.Group)
     assert {*main.commands} == works | {words[0] for words in NEED_AUDIT}
