@@ -50,15 +50,48 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         ConfigError: the device or a plugin does not exist.
         ResultsError: the folder around the spool holds another audit.
     """
+
+    def report(entry: JournalEntry) -> None:
+        done = entry.attempt
+        options.notify(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
+
+    key = _hash_key(options, audit_file.salt) if audit_file.config.encrypt_to else None
+    # not `config.out_dir`: a later run may have moved this audit aside
+    audit = audit_in(spool.root.absolute().parent, spool, audit_file, options, report=report, key=key)
+    write_battery(spool.root, audit.battery)
+    return audit
+
+
+def audit_in(
+    folder: Path,
+    spool: Spool,
+    audit_file: AuditFile,
+    options: WorkerOptions,
+    *,
+    report: Callable[[JournalEntry], None],
+    key: bytes | None,
+    deaths: bool = True,
+) -> Any:
+    """Open an `Audit` of a spool in any folder, on a suitable device.
+
+    Args:
+        folder: folder of journal, state and results.
+        spool: holds the tokenizer.
+        audit_file: configuration, and how the training was started.
+        options: options of the worker.
+        report: called after every finished attempt.
+        key: key of the hashes of private text; None creates one.
+        deaths: whether the spool counts the processes that die during an attempt.
+
+    Raises:
+        ConfigError: the device or a plugin does not exist.
+        ResultsError: the folder holds another audit.
+    """
     import torch
 
     from leakaudit.audit.audit import Audit
     from leakaudit.audit.devices import choose_device
     from leakaudit.models.array_classifier import reader_in
-
-    def report(entry: JournalEntry) -> None:
-        done = entry.attempt
-        options.notify(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
 
     config = audit_file.config
     torch.set_num_threads(config.threads)
@@ -66,19 +99,17 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         options.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=_largest_snapshot(spool)
     )
     options.notify(f"computes on {device}, CPU threads: {config.threads}")
-    audit = Audit(
-        spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
+    return Audit(
+        folder,
         config,
         reader_in(spool.root / TOKENIZER),
         device=device,
         report=report,
         command=audit_file.command,
-        key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
-        deaths=spool.queue.attempts,
+        key=key,
+        deaths=spool.queue.attempts if deaths else None,
         origin=audit_file.origin,
     )
-    write_battery(spool.root, audit.battery)
-    return audit
 
 
 def claim(spool: Spool, audit: Any) -> Path | None:

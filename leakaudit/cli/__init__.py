@@ -37,6 +37,7 @@ _PLACES = {
     "policy": "policy:policy",
     "preflight": "preflight:preflight",
     "prior": "prior:prior",
+    "replay": "replay:replay",
     "report": "report:report",
     "run": "run:run",
     "schema": "catalogue:schema",

@@ -15,7 +15,7 @@ from leakaudit.errors import ConfigError
 
 if TYPE_CHECKING:
     from leakaudit.gate.verdict import Verdict
-    from leakaudit.results.schema import Attempt
+    from leakaudit.results.schema import Attempt, Results
 
 MOST_LINES = 16
 """Most attempts that the terminal shows; `--json` has all."""
@@ -45,7 +45,7 @@ def show(run_dir: Path, part: str | None, name: str | None, as_json: bool, by: Y
     elif part == "rule":
         _show_rule(verdict, name, as_json)
     else:
-        _show_attempts(_attempts_of(judged, part, name), f"{part} {name}", as_json)
+        _show_attempts(judged, run_dir, part, name, as_json)
 
 
 _EXAMPLES = {"rule": "rule sentence-rate", "step": "step 120", "attack": "attack span"}
@@ -58,10 +58,24 @@ def _show_all(judged: Judged, verdict: Verdict, as_json: bool) -> None:
     from leakaudit.reports.terminal import print_audit
     from leakaudit.results.schema import TextMode
 
+    redacted = redact(judged.results, [], verdict, TextMode.HASH)
     if as_json:
-        click.echo(verdict.model_dump_json(by_alias=True, indent=1))
+        document = {"verdict": verdict.model_dump(mode="json", by_alias=True), "matrix": _matrix(redacted.results)}
+        click.echo(json.dumps(document, indent=1))
         return
-    print_audit(redact(judged.results, [], verdict, TextMode.HASH), Console(highlight=False))
+    print_audit(redacted, Console(highlight=False))
+
+
+def _matrix(results: Results) -> list[dict[str, Any]]:
+    """Return each attack under each defence, with the state and the counts that the terminal shows."""
+    from leakaudit.reports.cells import attack_names, cell_for, defense_names
+
+    cells = ((a, d, cell_for(results, a, d)) for d in defense_names(results) for a in attack_names(results))
+    summaries = {(s.attack, s.defense): s.model_dump(mode="json") for s in results.summaries}
+    return [
+        {"attack": a, "defense": d, "state": cell.state, "shown": cell.lines, "summary": summaries.get((a, d))}
+        for a, d, cell in cells
+    ]
 
 
 def _show_rule(verdict: Verdict, name: str, as_json: bool) -> None:
@@ -101,13 +115,14 @@ def _attempts_of(judged: Judged, part: str, name: str) -> list[Attempt]:
     return [attempt for attempt in found.attempts if attempt.step in steps]
 
 
-def _show_attempts(attempts: Sequence[Attempt], title: str, as_json: bool) -> None:
+def _show_attempts(judged: Judged, run_dir: Path, part: str, name: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
     from leakaudit.reports.escaping import plain
     from leakaudit.results.wording import counted
 
+    attempts, title = _attempts_of(judged, part, name), f"{part} {name}"
     if as_json:
         click.echo(json.dumps({"shown": title, "attempts": [_as_data(attempt) for attempt in attempts]}, indent=1))
         return
@@ -115,11 +130,56 @@ def _show_attempts(attempts: Sequence[Attempt], title: str, as_json: bool) -> No
     leaks = sum(attempt.leaked for attempt in attempts)
     console.print(Text(f"{plain(title)}: {counted(len(attempts), 'attempt')}, {leaks} with a leak event", style="bold"))
     order = sorted(attempts, key=lambda attempt: not attempt.leaked)
-    for attempt in order[:MOST_LINES]:
-        words = f"{attempt.step}  {attempt.attack} under {attempt.defense}: {_outcome(attempt)}"
-        console.print(Text(plain(words), style="red" if attempt.leaked else ""))
+    lines = [_line(attempt, console.width) for attempt in order[:MOST_LINES]]
+    for attempt, line in zip(order, lines, strict=False):
+        console.print(Text(line, style="red" if attempt.leaked else ""), soft_wrap=True)
     if len(order) > MOST_LINES:
         console.print(Text(f"and {len(order) - MOST_LINES} more; --json has all", style="dim"))
+    if any(_CUT in line for line in lines):
+        console.print(Text(f"{_CUT} stands for a part of a long name; --json has the whole", style="dim"))
+    if part == "step" and (command := _replay_of(judged.results, order, run_dir)):
+        console.print(Text(plain(f"again: {command}"), style="dim"), soft_wrap=True)
+
+
+def _replay_of(results: Results, attempts: Sequence[Attempt], run_dir: Path) -> str | None:
+    """Return the command that makes the first attempt again; None if its snapshot is not kept."""
+    from leakaudit.results.replay_command import replay_command
+
+    folder = run_dir if run_dir.is_dir() else run_dir.parent
+    return replay_command(results, attempts[0], folder, str(folder)) if attempts else None
+
+
+_CUT = "\u2026"
+"""Character for what is left out of a long name."""
+
+_LEAST_CELLS = 8
+"""Fewest cells of a name that is cut. Our choice: the beginning of most names can still be told apart."""
+
+
+def _line(attempt: Attempt, width: int) -> str:
+    """Return an attempt in one line of at most `width` cells, in which long names are cut.
+
+    The outcome is whole, and cut only where the terminal is too narrow for it.
+    """
+    from rich.cells import cell_len
+
+    from leakaudit.reports.escaping import plain
+
+    step, attack, defense, outcome = map(plain, (attempt.step, attempt.attack, attempt.defense, _outcome(attempt)))
+    room = max(2 * _LEAST_CELLS, width - cell_len(f"{step}   under : {outcome}"))
+    if cell_len(attack) + cell_len(defense) > room:
+        short = min(cell_len(attack), max(room // 2, room - cell_len(defense)))
+        attack, defense = _cut(attack, short), _cut(defense, room - short)
+    return _cut(f"{step}  {attack} under {defense}: {outcome}", width)
+
+
+def _cut(text: str, cells: int) -> str:
+    """Return a text of at most `cells` cells of the terminal; what is left out is marked."""
+    from rich.text import Text
+
+    fitted = Text(text)
+    fitted.truncate(cells, overflow="ellipsis")
+    return fitted.plain
 
 
 def _outcome(attempt: Attempt) -> str:
