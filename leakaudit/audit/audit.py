@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -324,6 +326,24 @@ def reloaded(audit: Audit) -> Audit:
     other._state = audit._state.reloaded()
     other._due = replace(audit._due, journal=other._journal, state=other._state)
     return other
+
+
+def seconds_left(audit: Audit, steps: Iterable[int]) -> float | None:
+    """Return about how long the attempts on steps will take.
+
+    It is None until every attack that is still due has been made once.
+
+    Args:
+        audit: the audit, which has made some attempts.
+        steps: the optimizer steps that wait.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for entry in audit.entries:
+        times[entry.attempt.attack].append(entry.attempt.wall_s)
+    due = Counter(which.attack for step in steps for which, _ in audit._due.of(step_id_of(step)))
+    if any(attack not in times for attack in due):
+        return None
+    return sum(n * fmean(times[attack]) for attack, n in due.items())
 
 
 def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:

@@ -142,8 +142,9 @@ def _values(stored: Attempt, again: Attempt, *, with_hashes: bool, with_strips: 
 
 
 def _flat(data: Any, hidden: set[str], name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of everything in a JSON document that holds nothing itself."""
-    if not isinstance(data, dict | list) or not data:
+    """Yield the name and the value of everything in a JSON document that holds nothing itself; a list of words is one value."""
+    plain_list = isinstance(data, list) and not any(isinstance(one, dict | list) for one in data)
+    if plain_list or not isinstance(data, dict | list) or not data:
         yield name, data
         return
     for key, value in data.items() if isinstance(data, dict) else enumerate(data):

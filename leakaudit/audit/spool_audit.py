@@ -17,6 +17,7 @@ from typing import Any
 from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
+from leakaudit.results.wording import counted, duration
 from leakaudit.storage.rounds_file import totals_so_far
 from leakaudit.storage.spool import DEVICE_VARIABLE, TOKENIZER, Spool, forget_tokenizer
 from leakaudit.storage.spool_files import RED_LINE, AuditFile, forget_salt, write_battery, write_red_line
@@ -52,14 +53,26 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
     """
 
     def report(entry: JournalEntry) -> None:
-        done = entry.attempt
-        options.notify(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
+        options.notify(_finished_line(spool, audit, entry))
 
     key = _hash_key(options, audit_file.salt) if audit_file.config.encrypt_to else None
     # not `config.out_dir`: a later run may have moved this audit aside
     audit = audit_in(spool.root.absolute().parent, spool, audit_file, options, report=report, key=key)
     write_battery(spool.root, audit.battery)
     return audit
+
+
+def _finished_line(spool: Spool, audit: Any, entry: JournalEntry) -> str:
+    """Return a line on a finished attempt: its outcome, how many leaked so far, and the time left for the snapshots in the spool."""
+    from leakaudit.audit.audit import seconds_left
+
+    done = entry.attempt
+    leaks = sum(one.attempt.leaked for one in audit.entries)
+    waiting = [int(path.stem) for path in spool.queue.pending()]
+    left = seconds_left(audit, waiting)
+    more = "" if left is None else f"; about {duration(left)} left for {counted(len(waiting), 'snapshot')}"
+    what = f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s"
+    return f"{what}; {leaks} of {counted(len(audit.entries), 'attempt')} with a leak event{more}"
 
 
 def audit_in(

@@ -249,7 +249,8 @@ def _run_steps(
     """
     pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
     pace = Pace(len(steps.own), pairs, audit.controls_left)
-    pace.resume([(entry.attempt.attack, entry.attempt.defense) for entry in audit.entries])
+    before = [entry.attempt for entry in audit.entries]
+    pace.resume([(attempt.attack, attempt.defense) for attempt in before], sum(attempt.leaked for attempt in before))
     try:
         with shown(pace) as finished:
 

@@ -198,11 +198,17 @@ def _lines(done: Replayed, step: int) -> Iterator[str]:
         return
     yield f"DIFFERS {len(done.differences)} of {counted(done.compared, 'value')}"
     for one in done.differences[:MOST_DIFFERENCES]:
-        yield plain(f"  {one.what}: {one.stored} stored, {one.again} again")
+        yield plain(f"  {one.what}: {_shown(one.stored)} stored, {_shown(one.again)} again")
     if len(done.differences) > MOST_DIFFERENCES:
         yield f"  and {len(done.differences) - MOST_DIFFERENCES} more; --json has all"
     for cause in done.causes:
         yield plain(f"  may be the cause: {cause}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _outcome(attempt: Attempt) -> str:

@@ -112,9 +112,26 @@ def test_a_plain_log_gets_the_first_estimate_at_once_and_a_line_now_and_then(
             clock.passes(5.0)
             finished(entry)
     lines = capsys.readouterr().err.strip().split("\n")
-    assert lines[0] == "4 of 400 attempts done, the last one tag on st-000000; about 33 min left"
+    assert lines[0] == "4 of 400 attempts done, 0 with a leak event, the last one tag on st-000000; about 33 min left"
     assert len(lines) == 1 + 36 * 5 // 30
     assert all(re.fullmatch(r"\d+ of 400 attempts done, .*; about \d+ min left", line) for line in lines)
+
+
+def test_a_plain_log_has_a_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how many attempts leaked, those before an interruption too; a step that was just reported has no second line."""
+    pace = Pace(3, PAIRS)
+    pace.resume(PAIRS, leaks=2)
+    with shown(pace) as finished:
+        for _ in range(2):
+            pace.begin_step()
+            for attack, defense in PAIRS:
+                finished(JournalEntry(attempt=factories.attempt(0, attack, defense, events=("exact_sentence",))))
+            pace.end_step()
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert [line.partition(", the last")[0] for line in lines] == [
+        "8 of 12 attempts done, 6 with a leak event",
+        "12 of 12 attempts done, 10 with a leak event",
+    ]
 
 
 # ---------------------------------------------------------------------- threads
