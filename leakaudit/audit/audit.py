@@ -29,7 +29,7 @@ from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described, is_slow
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
-from leakaudit.audit.entries import EntryBuilder
+from leakaudit.audit.entries import AttemptId, EntryBuilder
 from leakaudit.audit.own_loss import has_own_loss
 from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.publish import check_text_mode, publish
@@ -82,6 +82,7 @@ class Audit:
         pairing: Pairing | None = None,
         shard: SavedShard | None = None,
         origin: Origin | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -98,6 +99,7 @@ class Audit:
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
             shard: what this audit is a part of; None for a whole audit.
             origin: what is known when the run begins; a resumed audit keeps the first one.
+            journal: the finished attempts; None for those in the folder's file.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -111,7 +113,7 @@ class Audit:
         self._pairing = pairing
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
-        self._journal = Journal(folder / JOURNAL)
+        self._journal = journal or Journal(folder / JOURNAL)
         self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard, origin=origin)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
@@ -326,6 +328,11 @@ def reloaded(audit: Audit) -> Audit:
     other._state = audit._state.reloaded()
     other._due = replace(audit._due, journal=other._journal, state=other._state)
     return other
+
+
+def announce_to(audit: Audit, begin: Callable[[AttemptId], None]) -> None:
+    """Call `begin` before every attempt from now on."""
+    audit._due.begin = begin
 
 
 def seconds_left(audit: Audit, steps: Iterable[int]) -> float | None:

@@ -1,6 +1,7 @@
 """The replay of one attempt on a kept snapshot, to see whether it gives the same again.
 
-The attempt is made by the code of the side process, with the audit's configuration, in a temporary folder. The audit's own folder is only read.
+The attempt is made by the code of the side process, with the audit's configuration. The audit's own folder is only read, and
+no text and no key is written: the journal is in memory, and a temporary folder has the other state.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,8 +18,7 @@ from pydantic import ValidationError
 from leakaudit.audit.battery import battery_of
 from leakaudit.audit.entries import AttemptId
 from leakaudit.audit.spool_audit import WorkerOptions, audit_in
-from leakaudit.audit.state import JOURNAL, STATE, SavedState, number_of
-from leakaudit.files.private_files import append_line
+from leakaudit.audit.state import STATE, JournalInMemory, SavedState, number_of
 from leakaudit.files.regular_files import read_regular
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.journal import JournalEntry
@@ -85,12 +86,18 @@ def replay(
     step = number_of(which.step)
     key = _key_of(spool.root.parent)
     config = audit_file.config.model_copy(update={"controls": 0, "attack_recovered_steps": True, "text": text})
+    journal = JournalInMemory(JournalEntry(attempt=other) for other in _others(which, audit_file))
     with tempfile.TemporaryDirectory(prefix="leakaudit-replay-") as temporary:
-        folder = Path(temporary)
-        for other in _others(which, audit_file):
-            append_line(folder / JOURNAL, JournalEntry(attempt=other).model_dump_json(), sync=False)
         file = audit_file.model_copy(update={"config": config})
-        audit = audit_in(folder, spool, file, options, report=lambda _entry: None, key=key, deaths=False)
+        audit = audit_in(
+            Path(temporary),
+            spool,
+            file,
+            options,
+            report=lambda _entry: None,
+            key=key or token_bytes(32),
+            journal=journal,
+        )
         audit.step(read_snapshot(kept_snapshot(spool.root.parent, step), options.identities, options.build))
         again = next(entry for entry in audit.entries if entry.attempt.reason != OTHERS)
         new: Results = audit.results_so_far()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
@@ -21,6 +21,9 @@ from leakaudit.results.wording import counted, duration
 from leakaudit.storage.rounds_file import totals_so_far
 from leakaudit.storage.spool import DEVICE_VARIABLE, TOKENIZER, Spool, forget_tokenizer
 from leakaudit.storage.spool_files import RED_LINE, AuditFile, forget_salt, write_battery, write_red_line
+
+if TYPE_CHECKING:
+    from leakaudit.audit.state import Journal
 
 
 def print_line(line: str) -> None:
@@ -83,7 +86,7 @@ def audit_in(
     *,
     report: Callable[[JournalEntry], None],
     key: bytes | None,
-    deaths: bool = True,
+    journal: Journal | None = None,
 ) -> Any:
     """Open an `Audit` of a spool in any folder, on a suitable device.
 
@@ -94,7 +97,7 @@ def audit_in(
         options: options of the worker.
         report: called after every finished attempt.
         key: key of the hashes of private text; None creates one.
-        deaths: whether the spool counts the processes that die during an attempt.
+        journal: a journal in memory; None for the file in the folder. Only with a file the spool counts processes that die during an attempt.
 
     Raises:
         ConfigError: the device or a plugin does not exist.
@@ -120,8 +123,9 @@ def audit_in(
         report=report,
         command=audit_file.command,
         key=key,
-        deaths=spool.queue.attempts if deaths else None,
+        deaths=spool.queue.attempts if journal is None else None,
         origin=audit_file.origin,
+        journal=journal,
     )
 
 

@@ -247,6 +247,8 @@ def _run_steps(
     Raises:
         KeyboardInterrupt: it was stopped before an attempt was finished.
     """
+    from leakaudit.audit.audit import announce_to
+
     pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
     pace = Pace(len(steps.own), pairs, audit.controls_left)
     before = [entry.attempt for entry in audit.entries]
@@ -259,6 +261,7 @@ def _run_steps(
                 stop.check()
 
             audit.report_to(report)
+            announce_to(audit, lambda which: pace.begin(which.attack))
             for slow in (False, True):
                 for number in steps.own:
                     stop.check()

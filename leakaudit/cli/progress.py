@@ -75,6 +75,8 @@ class Pace:
         """Attempts with a leak event."""
         self.step_ended: Callable[[], None] = lambda: None
         """Called when a step is audited to its end."""
+        self.begin: Callable[[str], None] = lambda _attack: None
+        """Called with the name of an attack before each of its attempts."""
 
     @property
     def total(self) -> int:
@@ -159,10 +161,9 @@ def _bar(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: tuple[Any, ...] = (
-        TextColumn("{task.description:18}", markup=False),
+        TextColumn("{task.description:17}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("attempts,"),
         TextColumn("{task.fields[leaks]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]:21}", markup=False),
@@ -170,15 +171,15 @@ def _bar(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         task = bar.add_task("first step", total=pace.total, completed=pace.done, leaks=_leaks(pace), left=UNKNOWN)
 
-        def show(entry: JournalEntry) -> None:
-            left = pace.left() or UNKNOWN
-            bar.update(task, completed=pace.done, description=entry.attempt.attack[:18], leaks=_leaks(pace), left=left)
+        def show(_entry: JournalEntry) -> None:
+            bar.update(task, completed=pace.done, leaks=_leaks(pace), left=pace.left() or UNKNOWN)
 
+        pace.begin = lambda attack: bar.update(task, description=attack[:17])
         yield show
 
 
 def _leaks(pace: Pace) -> str:
-    return f"{counted(pace.leaks, 'leak')} in"
+    return counted(pace.leaks, "leak")
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +68,7 @@ def replay(
     snapshot or no key; 5 results or snapshot cannot be read.
     """
     require_supported("`leakaudit replay`")
+    import leakaudit.audit.replay  # noqa: F401  (without torch, this says what to install before anything is read)
     from leakaudit.results.files import load_results
 
     results = load_results(run_dir)
@@ -190,19 +193,25 @@ def _lines(done: Replayed, step: int) -> Iterator[str]:
 
     again = done.again.attempt
     yield plain(f"step {step}: {again.attack} under {again.defense}, seed {again.seed}")
-    yield f"stored  {_outcome(done.stored)}"
-    yield f"again   {_outcome(again)}"
+    yield _wrapped("stored  ", _outcome(done.stored))
+    yield _wrapped("again   ", _outcome(again))
     yield from _texts(done.again)
     if done.equal:
         yield f"EQUAL   all {counted(done.compared, 'value')} are the same again, apart from the seconds"
         return
     yield f"DIFFERS {len(done.differences)} of {counted(done.compared, 'value')}"
     for one in done.differences[:MOST_DIFFERENCES]:
-        yield plain(f"  {one.what}: {_shown(one.stored)} stored, {_shown(one.again)} again")
+        yield _wrapped("  ", plain(f"{one.what}: {_shown(one.stored)} stored, {_shown(one.again)} again"))
     if len(done.differences) > MOST_DIFFERENCES:
         yield f"  and {len(done.differences) - MOST_DIFFERENCES} more; --json has all"
     for cause in done.causes:
-        yield plain(f"  may be the cause: {cause}")
+        yield _wrapped("  ", plain(f"may be the cause: {cause}"))
+
+
+def _wrapped(head: str, text: str) -> str:
+    """Return a text in lines of the terminal's width, indented like the first one."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 def _shown(value: Any) -> str:

@@ -134,6 +134,24 @@ def test_a_plain_log_has_a_line_for_each_finished_step(capsys: pytest.CaptureFix
     ]
 
 
+def test_a_terminal_of_eighty_columns_shows_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is running, how many are done and leaked, and the time left are not cut."""
+    clock = Clock()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    pace = Pace(360, PAIRS, clock=clock)
+    with shown(pace) as finished:
+        for entry in _entries(4):
+            clock.passes(25.0)
+            finished(entry.model_copy(update={"attempt": factories.attempt(0, *PAIRS[pace.done % 4], leaks=True)}))
+        pace.begin("update-difference")
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"update-difference [━╸╺ ]+ +4/1440 4 leaks 0:00:00 about 9 h 58 min left", drawn), drawn
+
+
 # ---------------------------------------------------------------------- threads
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,15 +87,29 @@ def test_every_attempt_is_the_same_again(attack: str, defense: str, finished: Pa
     assert found["again"]["status"] == "ran" and found["compared"] > 10 and found["seed"] == 7
 
 
-def test_the_run_is_not_changed(run_dir: Path) -> None:
-    """A replay reads the audit's folder and writes nothing into it."""
+def test_no_file_is_changed_and_none_is_left(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay reads the audit's folder, writes nothing into it, and no text into its temporary folder."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    written: list[str] = []
+    clean_up = tempfile.TemporaryDirectory.cleanup
+
+    def seen(self: tempfile.TemporaryDirectory[str]) -> None:
+        written.extend(path.read_text(errors="replace") for path in Path(self.name).rglob("*") if path.is_file())
+        clean_up(self)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", seen)
 
     def content() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file()}
 
-    before = content()
-    assert replayed(run_dir).exit_code == 0
+    before, key = content(), json.loads((run_dir / "state.json").read_text())["key"]
+    assert len(key) == 64
+    assert replayed(run_dir, "--text", "full").exit_code == 0
     assert content() == before
+    assert written and not any("chased" in text or key in text for text in written)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_text_is_masked_unless_it_is_asked_for(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +126,16 @@ def test_another_score_is_named(run_dir: Path) -> None:
     _changed(run_dir, lambda one: one.model_copy(update={"events": ("label_counts",)}))
     done = replayed(run_dir)
     assert done.exit_code == 3 and "DIFFERS" in done.stdout
-    assert "events: label_counts stored, exact_sequence, all_words, label_counts again" in done.stdout
+    assert "events: label_counts stored, exact_sequence, all_words, label_counts again" in " ".join(done.stdout.split())
 
 
 def test_a_difference_on_another_version_is_undecided(run_dir: Path) -> None:
     """Nobody can say whether the results or the version are the cause."""
     _changed(run_dir, lambda one: one.model_copy(update={"events": ()}), tool="0.0.1")
     done = replayed(run_dir)
-    assert done.exit_code == 4 and "may be the cause: the run was audited by version 0.0.1" in done.stdout
+    assert done.exit_code == 4 and "may be the cause: the run was audited by version 0.0.1" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_another_snapshot_is_noticed(run_dir: Path) -> None:

@@ -36,6 +36,7 @@ NEED_AUDIT = (
     ["frontier", "--model", "m", "--data", "d", "--out", "out"],
     ["merge", "shard", "--out", "out"],
     ["prior", "list"],
+    ["replay", "audit", "--step", "1", "--attack", "span"],
     ["run", "spool"],
     ["simulate", "--model", "m", "--data", "d", "--out", "out"],
     ["snapshots", "ls", "."],
