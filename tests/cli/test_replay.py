@@ -48,7 +48,7 @@ def _audited(folder: Path, identities: tuple[str, ...] = (), **more: Any) -> Pat
         out_dir=folder / "audit",
         attacks=(PluginSpec(name="span"), PluginSpec(name="embedding-rows"), PluginSpec(name="llg")),
         defenses=(PluginSpec(name="none"), PluginSpec(name="gaussian-noise", options={"scale": 0.01})),
-        controls=1,
+        controls=0,
         device="cpu",
         seed=7,
         keep_snapshots=True,
