@@ -64,13 +64,15 @@ EXPLAINED: dict[ExitCode, Explanation] = {
         do="Correct what the line names. `leakaudit doctor` checks the machine.",
     ),
     ExitCode.FAIL: Explanation(
-        what="The policy is violated: more was recovered than it allows. For `compare` and `nightly` also: worse than before.",
+        what="The policy is violated: more was recovered than it allows. For `compare` and `nightly` also: worse than before. "
+        "For `replay`: the attempt is not the same again.",
         tells="A recovered text is proof, whatever else the audit missed.",
         tells_not="How much other attacks or more time would recover: it may be more.",
         do="Do not ship. `leakaudit report RUN` shows what came back; try a defence that passes.",
     ),
     ExitCode.INCONCLUSIVE: Explanation(
-        what="The evidence is not enough for PASS or for FAIL. For `compare`: the two audits cannot be compared.",
+        what="The evidence is not enough for PASS or for FAIL. For `compare`: the two audits cannot be compared. "
+        "For `replay`: the attempt is not the same again, nor are the machine, the versions or its time.",
         tells="Steps, controls or attacks are missing, or the rate lies too near its limit. The verdict says which.",
         tells_not="That the updates are safe: not tested is not a pass. Texts may have come back all the same.",
         do="Audit more steps or correct what the reasons name, and judge again. `--allow inconclusive` ends with 0 "

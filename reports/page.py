@@ -103,6 +103,7 @@ def write_report(
         allow_full_in_ci=allow_full_in_ci,
         top_samples=policy.report.top_samples,
         trend=load_trend(run_dir),
+        folder=run_dir,
     )
     if mode is TextMode.FULL:
         refuse_open_folder(target)

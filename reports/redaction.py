@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from leakaudit.errors import RedactionError
-from leakaudit.gate.verdict import Verdict
+from leakaudit.gate.verdict import Verdict, Worst
 from leakaudit.history.saved_trend import SavedTrend
 from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command, without_paths
 from leakaudit.reports.nights import Nights, nights_of
@@ -29,6 +30,7 @@ from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
 from leakaudit.results.recovery import amount
+from leakaudit.results.replay_command import replay_command
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode, TrackerRun
 
 
@@ -102,6 +104,8 @@ class RedactedResult:
     """Number of entries of the environment that are left out, because they are not on the allow-list."""
     nights: Nights | None = None
     """The nights up to this audit; None if it is no night, or the only one."""
+    replays: Mapping[Worst, str] = field(default_factory=dict)
+    """The worst event of a rule -> the command that makes it again, if its snapshot is kept."""
 
 
 def redact(
@@ -115,6 +119,7 @@ def redact(
     top_samples: int = 20,
     environ: Mapping[str, str] | None = None,
     trend: SavedTrend | None = None,
+    folder: Path | None = None,
 ) -> RedactedResult:
     """Return the parts of an audit that a reader may see in `mode`.
 
@@ -128,6 +133,7 @@ def redact(
         top_samples: how many sequences to show in detail: those of which most was recovered.
         environ: the environment; the process's own if None.
         trend: the nights up to this audit, if it is one of several.
+        folder: the audit's folder, which is asked for kept snapshots; its path is not shown. None if there is none.
 
     Returns:
         The input of the renderers.
@@ -149,6 +155,7 @@ def redact(
         hidden_sequences=max(0, len(sequences) - top_samples),
         hidden_environment=len(results.run.environment) - len(public.run.environment),
         nights=nights_of(trend, results.run.id) if trend is not None else None,
+        replays={} if folder is None else _replays(public, verdict, folder),
     )
 
 
@@ -156,6 +163,18 @@ def is_ci(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether this is a CI machine: the environment variable CI is set."""
     environ = os.environ if environ is None else environ
     return environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def _replays(results: Results, verdict: Verdict, folder: Path) -> dict[Worst, str]:
+    """Return the commands that make the worst events again, where snapshots are kept."""
+    by_time = {(a.step, a.attack, a.wall_s): a for a in results.attempts}  # a verdict does not name the defence of the attempt
+    found: dict[Worst, str] = {}
+    for worst in filter(None, (rule.worst for rule in verdict.rules)):
+        attempt = by_time.get((worst.step, worst.attack, worst.wall_s))
+        command = None if attempt is None else replay_command(results, attempt, folder)
+        if command is not None:
+            found[worst] = command
+    return found
 
 
 def refuse_full_in_ci(environ: Mapping[str, str] | None = None) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "privacy",
     "provenance",
     "publish",
+    "replay",
     "results",
     "rounds",
     "run_folder",

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described, is_slow
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
-from leakaudit.audit.entries import EntryBuilder
+from leakaudit.audit.entries import AttemptId, EntryBuilder
 from leakaudit.audit.own_loss import has_own_loss
 from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.publish import check_text_mode, publish
@@ -80,6 +82,7 @@ class Audit:
         pairing: Pairing | None = None,
         shard: SavedShard | None = None,
         origin: Origin | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -96,6 +99,7 @@ class Audit:
             pairing: key of the marks that let another audit find the steps that it shares with this one; None for no marks.
             shard: what this audit is a part of; None for a whole audit.
             origin: what is known when the run begins; a resumed audit keeps the first one.
+            journal: the finished attempts; None for those in the folder's file.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -109,7 +113,7 @@ class Audit:
         self._pairing = pairing
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
-        self._journal = Journal(folder / JOURNAL)
+        self._journal = journal or Journal(folder / JOURNAL)
         self._state = AuditState(folder, self.battery.digest, key=key, source=source, shard=shard, origin=origin)
         self._journal.remove_partial_line()
         scorer = Scorer(config, tokenizer)
@@ -324,6 +328,29 @@ def reloaded(audit: Audit) -> Audit:
     other._state = audit._state.reloaded()
     other._due = replace(audit._due, journal=other._journal, state=other._state)
     return other
+
+
+def announce_to(audit: Audit, begin: Callable[[AttemptId], None]) -> None:
+    """Call `begin` before every attempt from now on."""
+    audit._due.begin = begin
+
+
+def seconds_left(audit: Audit, steps: Iterable[int]) -> float | None:
+    """Return about how long the attempts on steps will take.
+
+    It is None until every attack that is still due has been made once.
+
+    Args:
+        audit: the audit, which has made some attempts.
+        steps: the optimizer steps that wait.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for entry in audit.entries:
+        times[entry.attempt.attack].append(entry.attempt.wall_s)
+    due = Counter(which.attack for step in steps for which, _ in audit._due.of(step_id_of(step)))
+    if any(attack not in times for attack in due):
+        return None
+    return sum(n * fmean(times[attack]) for attack, n in due.items())
 
 
 def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:

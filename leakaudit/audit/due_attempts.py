@@ -30,6 +30,8 @@ class DueAttempts:
     """Called after every finished attempt."""
     all_needed: bool
     """Whether an attempt is needed even if another one has recovered every text (`attack_recovered_steps`)."""
+    begin: Callable[[AttemptId], None] = lambda _which: None
+    """Called before every attempt, and before its defence is applied."""
 
     def of(self, step_id: str, under: str = "", *, slow: bool | None = None) -> Iterator[Labelled]:
         """Yield the unfinished attempts on a step, ordered by defence.
@@ -56,6 +58,7 @@ class DueAttempts:
             reads_texts = attack.goal != "labels" and not self.all_needed
             found = self.journal.recovery(which.step, which.defense, granted) if reads_texts else None
             if found is None:
+                self.begin(which)
                 yield which, attack
             else:
                 reason = f"{found.attack} had recovered every text of this step"

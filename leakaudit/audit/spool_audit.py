@@ -12,14 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
+from leakaudit.results.wording import counted, duration
 from leakaudit.storage.rounds_file import totals_so_far
 from leakaudit.storage.spool import DEVICE_VARIABLE, TOKENIZER, Spool, forget_tokenizer
 from leakaudit.storage.spool_files import RED_LINE, AuditFile, forget_salt, write_battery, write_red_line
+
+if TYPE_CHECKING:
+    from leakaudit.audit.state import Journal
 
 
 def print_line(line: str) -> None:
@@ -50,15 +54,60 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         ConfigError: the device or a plugin does not exist.
         ResultsError: the folder around the spool holds another audit.
     """
+
+    def report(entry: JournalEntry) -> None:
+        options.notify(_finished_line(spool, audit, entry))
+
+    key = _hash_key(options, audit_file.salt) if audit_file.config.encrypt_to else None
+    # not `config.out_dir`: a later run may have moved this audit aside
+    audit = audit_in(spool.root.absolute().parent, spool, audit_file, options, report=report, key=key)
+    write_battery(spool.root, audit.battery)
+    return audit
+
+
+def _finished_line(spool: Spool, audit: Any, entry: JournalEntry) -> str:
+    """Return a line on a finished attempt: its outcome, how many leaked so far, and the time left for the snapshots in the spool."""
+    from leakaudit.audit.audit import seconds_left
+
+    done = entry.attempt
+    leaks = sum(one.attempt.leaked for one in audit.entries)
+    waiting = [int(path.stem) for path in spool.queue.pending()]
+    left = seconds_left(audit, waiting)
+    more = "" if left is None else f"; about {duration(left)} left for {counted(len(waiting), 'snapshot')}"
+    what = f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s"
+    return f"{what}; {leaks} of {counted(len(audit.entries), 'attempt')} with a leak event{more}"
+
+
+def audit_in(
+    folder: Path,
+    spool: Spool,
+    audit_file: AuditFile,
+    options: WorkerOptions,
+    *,
+    report: Callable[[JournalEntry], None],
+    key: bytes | None,
+    journal: Journal | None = None,
+) -> Any:
+    """Open an `Audit` of a spool in any folder, on a suitable device.
+
+    Args:
+        folder: folder of journal, state and results.
+        spool: holds the tokenizer.
+        audit_file: configuration, and how the training was started.
+        options: options of the worker.
+        report: called after every finished attempt.
+        key: key of the hashes of private text; None creates one.
+        journal: a journal in memory; None for the file in the folder. Only with a file the spool counts processes that die during an attempt.
+
+    Raises:
+        ConfigError: the device or a plugin does not exist.
+        ResultsError: the folder holds another audit.
+    """
     import torch
 
     from leakaudit.audit.audit import Audit
     from leakaudit.audit.devices import choose_device
     from leakaudit.models.array_classifier import reader_in
-
-    def report(entry: JournalEntry) -> None:
-        done = entry.attempt
-        options.notify(f"{done.step} {done.attack} / {done.defense}: {done.status.value} in {done.wall_s:.1f} s")
 
     config = audit_file.config
     torch.set_num_threads(config.threads)
@@ -66,19 +115,18 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
         options.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=_largest_snapshot(spool)
     )
     options.notify(f"computes on {device}, CPU threads: {config.threads}")
-    audit = Audit(
-        spool.root.absolute().parent,  # not `config.out_dir`: a later run may have moved this audit aside
+    return Audit(
+        folder,
         config,
         reader_in(spool.root / TOKENIZER),
         device=device,
         report=report,
         command=audit_file.command,
-        key=_hash_key(options, audit_file.salt) if config.encrypt_to else None,
-        deaths=spool.queue.attempts,
+        key=key,
+        deaths=spool.queue.attempts if journal is None else None,
         origin=audit_file.origin,
+        journal=journal,
     )
-    write_battery(spool.root, audit.battery)
-    return audit
 
 
 def claim(spool: Spool, audit: Any) -> Path | None:

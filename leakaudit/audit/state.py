@@ -9,7 +9,7 @@ import copy
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -216,6 +216,31 @@ class Journal:
     def _load(self) -> None:
         self.entries = load_journal(self._path)
         self._finished = {_names(entry.attempt) for entry in self.entries}
+
+
+class JournalInMemory(Journal):
+    """A journal without a file, for an audit that leaves no trace."""
+
+    def __init__(self, entries: Iterable[JournalEntry]) -> None:
+        """Begin with entries, which count as finished."""
+        self.entries = list(entries)
+        self._finished = {_names(entry.attempt) for entry in self.entries}
+
+    def reload(self) -> None:
+        """Do nothing: no other process writes entries."""
+
+    def append(self, entry: JournalEntry) -> None:
+        """Add an entry."""
+        self.entries.append(entry)
+        self._finished.add(_names(entry.attempt))
+
+    def remove(self, unwanted: Callable[[Attempt], bool]) -> None:
+        """Remove attempts, which are then made again."""
+        self.entries = [entry for entry in self.entries if not unwanted(entry.attempt)]
+        self._finished = {_names(entry.attempt) for entry in self.entries}
+
+    def remove_partial_line(self) -> None:
+        """Do nothing: every entry is complete."""
 
 
 def _names(attempt: Attempt) -> tuple[str, str, str]:

@@ -109,7 +109,7 @@ def run_worker(
             spool, audit_file = Spool.open(root)
             _yield_processor(spool, audit_file)
             options = WorkerOptions(device, (*identities, *parent.key()), idle_limit_s)
-            _check_key(spool, options)
+            check_key(spool, options)
             with spool.worker_lock():
                 return _audit_spool(spool, audit_file, options, once=once, retry=retry, audit_factory=audit_factory)
     except KeyboardInterrupt as stop:
@@ -333,7 +333,7 @@ def _is_overdue(last_news: float, options: WorkerOptions) -> bool:
     return options.idle_limit_s is not None and time.monotonic() - last_news > options.idle_limit_s
 
 
-def _check_key(spool: Spool, options: WorkerOptions) -> None:
+def check_key(spool: Spool, options: WorkerOptions) -> None:
     """Refuse to begin without a private key if snapshots are encrypted.
 
     Raises:

@@ -247,9 +247,12 @@ def _run_steps(
     Raises:
         KeyboardInterrupt: it was stopped before an attempt was finished.
     """
+    from leakaudit.audit.audit import announce_to
+
     pairs = [(attack, defense) for defense in audit.battery.defenses for attack in audit.battery.attacks]
     pace = Pace(len(steps.own), pairs, audit.controls_left)
-    pace.resume([(entry.attempt.attack, entry.attempt.defense) for entry in audit.entries])
+    before = [entry.attempt for entry in audit.entries]
+    pace.resume([(attempt.attack, attempt.defense) for attempt in before], sum(attempt.leaked for attempt in before))
     try:
         with shown(pace) as finished:
 
@@ -258,6 +261,7 @@ def _run_steps(
                 stop.check()
 
             audit.report_to(report)
+            announce_to(audit, lambda which: pace.begin(which.attack))
             for slow in (False, True):
                 for number in steps.own:
                     stop.check()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leakaudit.results.journal import JournalEntry
 
 PLAIN_LINE_SECONDS = 30.0
-"""Seconds between two lines of progress if stderr is not a terminal. Our choice: a log shows that the audit runs and stays short."""
+"""Seconds between two lines on a step that takes long, if stderr is not a terminal. Our choice: a log shows that the audit runs and stays short."""
 
 UNKNOWN = "time left not known"
 """Words on a terminal until every attack has run once."""
@@ -71,6 +71,12 @@ class Pace:
         self._controls = controls
         self._clock = clock
         self._last = clock()
+        self.leaks = 0
+        """Attempts with a leak event."""
+        self.step_ended: Callable[[], None] = lambda: None
+        """Called when a step is audited to its end."""
+        self.begin: Callable[[str], None] = lambda _attack: None
+        """Called with the name of an attack before each of its attempts."""
 
     @property
     def total(self) -> int:
@@ -82,11 +88,12 @@ class Pace:
         """Attempts that are finished."""
         return sum(self._done.values())
 
-    def resume(self, finished: Sequence[Pair]) -> None:
-        """Count attempts that an earlier run finished.
+    def resume(self, finished: Sequence[Pair], leaks: int = 0) -> None:
+        """Count attempts that an earlier run finished, and those with a leak event.
 
         Their times are not used for the estimate.
         """
+        self.leaks += leaks
         for pair in finished:
             self._done[pair] = self._done.get(pair, 0) + 1
 
@@ -103,6 +110,7 @@ class Pace:
         """Record the time after the last attempt, which the control step took."""
         self._tails.append(self._lap())
         self._controls = max(0, self._controls - 1)
+        self.step_ended()
 
     def left_s(self) -> float | None:
         """Return the estimated seconds that are left.
@@ -130,7 +138,9 @@ def _mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def shown(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
-    """Show progress on stderr: a bar on a terminal, else a line at intervals.
+    """Show progress on stderr: a bar on a terminal, else a line for each step.
+
+    A step that takes long has a line every `PLAIN_LINE_SECONDS`.
 
     Yields:
         The function to call after every finished attempt.
@@ -139,6 +149,7 @@ def shown(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
 
         def finished(entry: JournalEntry) -> None:
             pace.finish((entry.attempt.attack, entry.attempt.defense))
+            pace.leaks += entry.attempt.leaked
             show(entry)
 
         yield finished
@@ -150,35 +161,46 @@ def _bar(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: tuple[Any, ...] = (
-        TextColumn("{task.description:18}", markup=False),
+        TextColumn("{task.description:17}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("attempts,"),
+        TextColumn("{task.fields[leaks]}", markup=False),
         TimeElapsedColumn(),
-        TextColumn("so far,"),
         TextColumn("{task.fields[left]:21}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task("first step", total=pace.total, completed=pace.done, left=UNKNOWN)
+        task = bar.add_task("first step", total=pace.total, completed=pace.done, leaks=_leaks(pace), left=UNKNOWN)
 
-        def show(entry: JournalEntry) -> None:
-            bar.update(task, completed=pace.done, description=entry.attempt.attack[:18], left=pace.left() or UNKNOWN)
+        def show(_entry: JournalEntry) -> None:
+            bar.update(task, completed=pace.done, leaks=_leaks(pace), left=pace.left() or UNKNOWN)
 
+        pace.begin = lambda attack: bar.update(task, description=attack[:17])
         yield show
+
+
+def _leaks(pace: Pace) -> str:
+    return counted(pace.leaks, "leak")
 
 
 @contextmanager
 def _lines(pace: Pace) -> Iterator[Callable[[JournalEntry], None]]:
-    last, estimated = time.monotonic(), False
+    last, estimated, said, where = time.monotonic(), False, 0, ""
 
     def show(entry: JournalEntry) -> None:
-        nonlocal last, estimated
-        left, now = pace.left(), time.monotonic()
-        first_estimate = bool(left) and not estimated and pace.done < pace.total
-        if not first_estimate and now - last < PLAIN_LINE_SECONDS:
-            return
-        last, estimated = now, bool(left)
-        where = f"{pace.done} of {counted(pace.total, 'attempt')} done, the last one {entry.attempt.attack} on {entry.attempt.step}"
-        say(f"{where}; {left}" if left else where)
+        nonlocal where
+        where = f"{entry.attempt.attack} on {entry.attempt.step}"
+        first_estimate = bool(pace.left()) and not estimated and pace.done < pace.total
+        if first_estimate or time.monotonic() - last >= PLAIN_LINE_SECONDS:
+            line()
 
+    def line() -> None:
+        nonlocal last, estimated, said
+        if pace.done == said:
+            return  # the last attempt of the step has its line
+        left = pace.left()
+        last, estimated, said = time.monotonic(), bool(left), pace.done
+        done = f"{pace.done} of {counted(pace.total, 'attempt')} done, {pace.leaks} with a leak event, the last one {where}"
+        say(f"{done}; {left}" if left else done)
+
+    pace.step_ended = line
     yield show

@@ -61,7 +61,7 @@ def worker(
     from leakaudit.storage.parent_watch import keep_memory_private
 
     keep_memory_private()
-    _vouch_for(factories)
+    vouch_for_makers(factories)
     if device is not None:
         check_device(device)
     keys = private_keys(identity)
@@ -155,7 +155,7 @@ def steps_of_snapshots(
     from leakaudit.models.array_classifier import reader_in
     from leakaudit.storage.snapshots import read_manifest, read_snapshot
 
-    _vouch_for(factories)
+    vouch_for_makers(factories)
     folders = _snapshot_folders(places)
     kept_tokenizer = tokenizer or _kept_tokenizer(folders[0])
     numbered: dict[int, Path] = {}
@@ -191,7 +191,7 @@ def _origin_in(spool: Path) -> Origin | None:
         return None
 
 
-def _vouch_for(factories: tuple[str, ...]) -> None:
+def vouch_for_makers(factories: tuple[str, ...]) -> None:
     """Let snapshots name these makers of their models."""
     if factories:
         from leakaudit.models.factories import vouch_for

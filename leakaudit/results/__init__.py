@@ -21,6 +21,7 @@ __all__ = [
     "privacy",
     "recovery",
     "regime",
+    "replay_command",
     "schema",
     "sequential",
     "short_outputs",

@@ -25,6 +25,7 @@ def section(redacted: RedactedResult) -> Section:
         {
             "risk": _risk(results, verdict),
             "anchor": "" if worst is None else evidence_anchor(worst, redacted),
+            "again": _again(worst, redacted),
             "way_out": way_out(results, verdict),
             "alternatives": [_alternative(results, alternative) for alternative in verdict.alternatives],
         },
@@ -38,6 +39,13 @@ def _alternative(results: Results, alternative: Alternative) -> dict[str, Any]:
         "open": ", ".join(alternative.open_rules) or "none",
         "cost": cost_in_words(results, alternative.defense),
     }
+
+
+def _again(rule: RuleVerdict | None, redacted: RedactedResult) -> str:
+    """Return the command that makes the worst case again; empty if its snapshot is not kept."""
+    if rule is None or rule.worst is None:
+        return ""
+    return redacted.replays.get(rule.worst, "")
 
 
 def _worst_rule(verdict: Verdict) -> RuleVerdict | None:

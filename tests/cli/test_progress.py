@@ -112,9 +112,44 @@ def test_a_plain_log_gets_the_first_estimate_at_once_and_a_line_now_and_then(
             clock.passes(5.0)
             finished(entry)
     lines = capsys.readouterr().err.strip().split("\n")
-    assert lines[0] == "4 of 400 attempts done, the last one tag on st-000000; about 33 min left"
+    assert lines[0] == "4 of 400 attempts done, 0 with a leak event, the last one tag on st-000000; about 33 min left"
     assert len(lines) == 1 + 36 * 5 // 30
     assert all(re.fullmatch(r"\d+ of 400 attempts done, .*; about \d+ min left", line) for line in lines)
+
+
+def test_a_plain_log_has_a_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how many attempts leaked, those before an interruption too; a step that was just reported has no second line."""
+    pace = Pace(3, PAIRS)
+    pace.resume(PAIRS, leaks=2)
+    with shown(pace) as finished:
+        for _ in range(2):
+            pace.begin_step()
+            for attack, defense in PAIRS:
+                finished(JournalEntry(attempt=factories.attempt(0, attack, defense, events=("exact_sentence",))))
+            pace.end_step()
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert [line.partition(", the last")[0] for line in lines] == [
+        "8 of 12 attempts done, 6 with a leak event",
+        "12 of 12 attempts done, 10 with a leak event",
+    ]
+
+
+def test_a_terminal_of_eighty_columns_shows_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is running, how many are done and leaked, and the time left are not cut."""
+    clock = Clock()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    pace = Pace(360, PAIRS, clock=clock)
+    with shown(pace) as finished:
+        for entry in _entries(4):
+            clock.passes(25.0)
+            finished(entry.model_copy(update={"attempt": factories.attempt(0, *PAIRS[pace.done % 4], leaks=True)}))
+        pace.begin("update-difference")
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"update-difference [━╸╺ ]+ +4/1440 4 leaks 0:00:00 about 9 h 58 min left", drawn), drawn
 
 
 # ---------------------------------------------------------------------- threads

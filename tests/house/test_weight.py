@@ -36,6 +36,7 @@ NEED_AUDIT = (
     ["frontier", "--model", "m", "--data", "d", "--out", "out"],
     ["merge", "shard", "--out", "out"],
     ["prior", "list"],
+    ["replay", "audit", "--step", "1", "--attack", "span"],
     ["run", "spool"],
     ["simulate", "--model", "m", "--data", "d", "--out", "out"],
     ["snapshots", "ls", "."],
@@ -162,6 +163,7 @@ def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tm
         "preflight",
         "report",
         "schema",
+        "show",
     }
     assert isinstance(main, click.Group)
     assert {*main.commands} == works | {words[0] for words in NEED_AUDIT}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None
     (folder / MANIFEST).write_bytes(text if raw["schema"] in UNSEALED else sealed(text))
 
 
-def write_step(folder: Path, step: ClientStep, number: int) -> None:
+def write_step(folder: Path, step: ClientStep, number: int, recipients: Sequence[str] = ()) -> None:
     """Write the snapshot of a step into a folder, as the recorder would.
 
     Args:
         folder: must not exist.
         step: its update is computed here.
         number: optimizer step.
+        recipients: public keys to which it is encrypted.
     """
     write_snapshot(
         folder,
@@ -46,4 +47,5 @@ def write_step(folder: Path, step: ClientStep, number: int) -> None:
             recipe=step.recipe,
             provenance=Provenance(framework="test", step=number),
         ),
+        recipients=recipients,
     )
