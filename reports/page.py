@@ -160,7 +160,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
         "when": f", finished {date_and_time(results.run.finished)}" if results.run.finished else "",
         "meaning": meaning(verdict),
         "headline": headline(verdict),
-        "facts": [*identity(results, verdict), *facts(results, verdict)],
+        "facts": [*identity(results), *facts(results, verdict)],
         "tiles": tiles(results, verdict),
         "actions": next_actions(results, verdict),
         "heat": next((section for section in sections if section["anchor"] == _HEAT_MAP), None),
