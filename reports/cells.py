@@ -10,7 +10,7 @@ from leakaudit.gate.controls import trusted
 from leakaudit.gate.events import EVENTS, could_show
 from leakaudit.gate.evidence import OUT_OF_TIME, gather
 from leakaudit.gate.policy import EvidencePolicy, Rule, Scope, default_policy
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import at_least, at_most, number, percent
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.wording import OUTCOMES, without_repeats
 from leakaudit.results import bounds as stats
@@ -210,7 +210,7 @@ def _rate_lines(judged: Sequence[Attempt], state: str, unjudged: int) -> list[st
     if len(steps) < 2 or late or state == "in reach, not found":
         return []
     k, n = len(leaked), len(steps) + unjudged
-    least, most = percent(stats.lower_bound(k, n)), percent(stats.upper_bound(k + unjudged, n))
+    least, most = at_least(stats.lower_bound(k, n)), at_most(stats.upper_bound(k + unjudged, n))
     return [f"{_AT_LEAST}{least}" if k else f"{_AT_MOST}{most}"]
 
 

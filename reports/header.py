@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict, Versus
-from leakaudit.gate.wording import allowed, number, percent
+from leakaudit.gate.wording import allowed, number, percent, rate_between
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.wording import age_in_words, date_and_time, rounded, rule_bounds, short_digest
@@ -43,7 +43,7 @@ def headline(verdict: Verdict) -> Markup | None:
         rate, leaks = rule.k / rule.n, rule.k > 0
         note = f"{rule.k} of {counted(rule.n, 'step')}"
     if rule.upper is not None:
-        one = f"{percent(rule.lower or 0.0)} to {percent(rule.upper)}"  # the bar of one step is as long as what is not known
+        one = rate_between(rule.lower or 0.0, rule.upper)  # the bar of one step is as long as what is not known
         note += f", {percent(rule.confidence)} bounds {one if rule.n == 1 else rule_bounds(rule)}"
     text = "" if limiting is None else f"{limiting.id} allows {percent(limiting.threshold)}"
     clean = (
@@ -83,6 +83,7 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
     age = age_in_words(verdict.evidence_age_s) + " old" if verdict.evidence_age_s is not None else "of unknown age"
     controls = ", ".join(f"{c.kind or c.name} {c.k}/{c.n}" for c in verdict.controls) or "not judged"
     trouble = ", ".join(f"{c.kind or c.name} {c.state}" for c in verdict.controls if c.state != "ok")
+    owner = f"owned by {verdict.policy_owner}" if verdict.policy_owner else ""
     return [
         Fact(
             "Rules",
@@ -92,20 +93,18 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
         Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
         Fact("Controls", controls, trouble or ("all as they should be" if verdict.controls else "")),
         Fact("Evidence", age, f"valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""),
-        Fact("Policy", verdict.policy, short_digest(verdict.policy_digest)),
+        Fact("Policy", verdict.policy, ", ".join(filter(None, [owner, short_digest(verdict.policy_digest)]))),
     ]
 
 
-def identity(results: Results, verdict: Verdict) -> list[Fact]:
-    """Return what the audit is about: run, code, model, data, date, signature."""
+def identity(results: Results) -> list[Fact]:
+    """Return what the audit is about: run, code, model, data and date."""
     subject = results.subject
     dirty = {True: "with uncommitted changes", False: "clean", None: ""}[subject.code_dirty]
-    owner = f"Policy owned by {verdict.policy_owner}. " if verdict.policy_owner else ""
     return [
         Fact("Audit", results.run.id),
         Fact("Model", subject.model, f"{rounded(subject.parameters)} parameters"),
         Fact("Data set", subject.data or "no name given"),
         Fact("Git commit", (subject.code_commit or "not recorded")[:40], dirty),
         Fact("Finished", date_and_time(results.run.finished)),
-        Fact("Signed", "not in this file", f"{owner}Printed, it has a line for a signature."),
     ]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.frontier import command_for, way_out
-from leakaudit.reports.wording import date_and_time
+from leakaudit.reports.wording import date_and_time, listed
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
+
+_MOST_NAMES = 2
+"""Most defences that a sentence of the box names. Our choice: the table of all is further down."""
 
 _MOST = 4
 """Most actions in the box. Our choice: more do not fit beside the heat map, and nobody does them at once."""
@@ -46,15 +51,31 @@ def _actions(results: Results, verdict: Verdict) -> Iterator[Action]:
 
 def _ship(results: Results, verdict: Verdict) -> Action:
     """Return what to ship, with its price if that was measured."""
-    said, out = way_out(results, verdict), verdict.way_out
+    out = verdict.way_out
     if verdict.verdict is Status.PASS:
         until = f" The evidence is valid until {date_and_time(verdict.valid_until)}." if verdict.valid_until else ""
-        return Action("Keep what you ship", said + until)
+        return Action("Keep what you ship", way_out(results, verdict) + until)
     if out is not None and out.defense:
-        return Action("Ship with this defence", said)
+        return Action("Ship with this defence", way_out(results, verdict))
     if out is not None and out.passing:
-        return Action("Ship with one of these defences", said)
-    return Action("Find a defence that passes", said)
+        return Action("Ship with one of these defences", way_out(results, verdict))
+    return Action("Find a defence that passes", _tested(verdict) or way_out(results, verdict))
+
+
+def _tested(verdict: Verdict) -> str:
+    """Say in short what became of the tested defences if none passes; empty if none was tested."""
+    words = {
+        Status.FAIL: ("fails", "fail", "too"),
+        Status.INCONCLUSIVE: ("is", "are", "undecided for lack of evidence"),
+        Status.PASS: ("stops", "stop", "only attacks that did not know the defence"),
+        Status.ERROR: ("is", "are", "in error"),
+    }
+    said = []
+    for status, (one, several, rest) in words.items():
+        names = [other.defense for other in verdict.alternatives if other.status is status]
+        if names:
+            said.append(f"{len(names)} {one if len(names) == 1 else several} {rest} ({listed(names, _MOST_NAMES)})")
+    return f"Of {counted(len(verdict.alternatives), 'other tested defence')}, {'; '.join(said)}." if said else ""
 
 
 def _more_steps(results: Results, verdict: Verdict) -> Iterator[Action]:
@@ -64,14 +85,28 @@ def _more_steps(results: Results, verdict: Verdict) -> Iterator[Action]:
     if not asked:
         return
     more = max(asked)
-    text = (
-        f"{counted(more, 'further step')} without a leak would settle what is undecided. Audit them in a second run "
-        "with another seed, and judge both runs together."
-    )
-    command = results.run.command
-    yield Action(f"Audit {counted(more, 'more step', 'more steps')}", text, "leakaudit gate RUN SECOND-RUN")
-    if command:
-        yield Action("Repeat this audit", "The command of this run, to be changed and used again:", plain(command))
+    command = second_run(results.run.command, more, results.run.seed)
+    where = "in a second run with another seed" if command else "in a second training run with another seed"
+    text = f"Without a leak, they settle what is undecided. Audit them {where}, and judge both runs together:"
+    judge = "leakaudit gate RUN-1 RUN-2"
+    yield Action(f"Audit {counted(more, 'more step', 'more steps')}", text, f"{command}\n{judge}" if command else judge)
+
+
+def second_run(command: str, steps: int, seed: int) -> str:
+    """Return the command of a run with other steps and another seed, to be copied.
+
+    Paths and texts, which results do not keep, are words in capital letters. It is empty if the command cannot make steps.
+
+    >>> second_run("leakaudit simulate --data <path> --steps 6 --defenses sign,clip(norm=1) --out <path>", 53, 0)
+    "leakaudit simulate --data PATH --defenses 'sign,clip(norm=1)' --steps 53 --seed 1 --out RUN-2"
+    """
+    given = dict(re.findall(r" --(steps|seeds?|out) (\S+)", command))
+    if "steps" not in given:
+        return ""
+    used = [int(number) for number in re.findall(r"\d+", given.get("seeds", str(seed)))]
+    kept = re.sub(r" --(steps|seeds?|out) \S+", "", command).split()
+    new = ["--steps", str(steps), "--seed", str(max(used) + 1), "--out", "RUN-2"]
+    return shlex.join([word.strip("<>").upper() if word.startswith("<") else word for word in [*kept, *new]])
 
 
 def _blind(verdict: Verdict) -> Iterator[Action]:

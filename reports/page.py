@@ -24,7 +24,7 @@ from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Policy, default_policy
 from leakaudit.gate.verdict import Verdict
 from leakaudit.history.saved_trend import load_trend
-from leakaudit.reports.contents import sections_of
+from leakaudit.reports.contents import ORDER, sections_of
 from leakaudit.reports.escaping import finalize, plain
 from leakaudit.reports.header import facts, headline, identity
 from leakaudit.reports.next_actions import next_actions
@@ -42,7 +42,7 @@ _FOLDER = Path(__file__).parent / "templates"
 _HEAT_MAP = "matrix"
 """Anchor of the section that stands on the first screen."""
 
-_FOLDED = frozenset({"labels", "defences", "confidence", "cost", "provenance", "glossary"})
+_FOLDED = frozenset(ORDER) - {_HEAT_MAP, "trend", "rules", "coverage"}
 """Anchors of sections that are closed on a screen and open on paper: they answer questions that come after the decision."""
 
 
@@ -161,7 +161,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
         "when": f", finished {date_and_time(results.run.finished)}" if results.run.finished else "",
         "meaning": meaning(verdict),
         "headline": headline(verdict),
-        "facts": [*identity(results, verdict), *facts(results, verdict)],
+        "facts": [*identity(results), *facts(results, verdict)],
         "tiles": tiles(results, verdict),
         "actions": next_actions(results, verdict),
         "heat": next((section for section in sections if section["anchor"] == _HEAT_MAP), None),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from leakaudit.gate.verdict import BaselineUsed, PooledRun, RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import number, percent
+from leakaudit.gate.wording import at_least, at_most, number, percent
 from leakaudit.results.schema import TextMode
 from leakaudit.results.wording import counted
 
@@ -87,10 +87,10 @@ def rule_bounds(rule: RuleVerdict) -> str:
         return "none"
     if rule.kind == "versus_baseline":
         return f"{points(rule.lower or 0.0)} to {points(rule.upper or 0.0)} points"
-    write = percent if rule.k is not None else number
+    least, most = (at_least, at_most) if rule.k is not None else (number, number)
     beside = rule.threshold if rule.kind != "max_count" else None
-    low = write(rule.lower, beside) if rule.lower is not None else "?"
-    return f"{low} to {write(rule.upper, beside) if rule.upper is not None else '?'}"
+    low = least(rule.lower, beside) if rule.lower is not None else "?"
+    return f"{low} to {most(rule.upper, beside) if rule.upper is not None else '?'}"
 
 
 def rule_seen(rule: RuleVerdict) -> str:
@@ -178,3 +178,13 @@ def policy_changed(verdict: Verdict) -> str:
     if not verdict.policy_of_run:
         return "unknown"
     return "yes" if verdict.policy_changed else "no"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names, and how many more there are.
+
+    >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
+    ('a, b, 1 more', 'a, b')
+    """
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])

@@ -10,7 +10,7 @@ from leakaudit.config.duration import length_of
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import NegativeControl, Policy, PositiveControl, Rule
 from leakaudit.gate.verdict import ControlVerdict
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import at_least, at_most, percent
 from leakaudit.results import bounds as stats
 from leakaudit.results.consistency import CLOCK_SLACK, moment
 from leakaudit.results.schema import Control, Kind, KindControl, Results, Tally
@@ -122,7 +122,7 @@ def _judge_positive(
         bounded = stats.lower_bound(n, n, confidence) >= asked.rate_lower
         reached = stats.lower_bound(k, n, confidence) if bounded else k / n
         state = "ok" if reached >= asked.rate_lower else "failed"
-        what = f"{percent(confidence)} lower bound {percent(reached, asked.rate_lower)}" if bounded else "plain share"
+        what = f"{percent(confidence)} lower bound {at_least(reached, asked.rate_lower)}" if bounded else "plain share"
         said = f"{_RECOVERED[kind].capitalize()} of the canary was recovered{whom} in {k} of {n} control steps ({what})"
         blind = f"; the policy asks for {percent(asked.rate_lower)}, so this audit may be blind."
         said += "." if state == "ok" else blind
@@ -144,7 +144,7 @@ def _judge_negative(control: Control, asked: NegativeControl, confidence: float)
         bounded = stats.upper_bound(0, n, confidence) <= asked.rate_upper
         upper = stats.upper_bound(k, n, confidence)
         state = "unproven" if bounded and upper > asked.rate_upper else "ok"
-        bound = f"{percent(confidence)} upper bound {percent(upper, asked.rate_upper)}"
+        bound = f"{percent(confidence)} upper bound {at_most(upper, asked.rate_upper)}"
         said = f"The negative control leaked in {k} of {n} control steps ({bound if bounded else 'plain share'})"
         said += "." if state == "ok" else f"; the policy allows {percent(asked.rate_upper)}."
     return ControlVerdict(name="negative", state=state, k=k, n=n, sentence=said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from leakaudit.gate.events import EVENTS, Event
@@ -32,22 +32,43 @@ def percent(value: float, beside: float | None = None) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + "%"
 
 
-def at_most(value: float) -> str:
+def at_most(value: float, beside: float | None = None) -> str:
     """Return an upper bound as a percentage, rounded up.
 
-    >>> at_most(0.0481), at_most(0.05), at_most(0.0001), at_most(0.99999)
-    ('4.9%', '5%', '0.1%', '100%')
+    It has enough digits to differ from `beside`.
+
+    >>> at_most(0.0481), at_most(0.05), at_most(0.0001), at_most(0.99999), at_most(0.0496, beside=0.05)
+    ('4.9%', '5%', '0.1%', '100%', '4.96%')
     """
-    return f"{math.ceil(round(1000 * value, 6)) / 10:g}%"
+    return _outwards(math.ceil, value, beside)
 
 
-def at_least(value: float) -> str:
+def at_least(value: float, beside: float | None = None) -> str:
     """Return a lower bound as a percentage, rounded down.
 
-    >>> at_least(0.0119), at_least(0.05), at_least(0.0001), at_least(0.99999)
-    ('1.1%', '5%', '0%', '99.9%')
+    It has enough digits to differ from `beside`.
+
+    >>> at_least(0.0119), at_least(0.05), at_least(0.0001), at_least(0.99999), at_least(0.0504, beside=0.05)
+    ('1.1%', '5%', '0%', '99.9%', '5.04%')
     """
-    return f"{math.floor(round(1000 * value, 6)) / 10:g}%"
+    return _outwards(math.floor, value, beside)
+
+
+def rate_between(lower: float, upper: float, beside: float | None = None) -> str:
+    """Return two bounds of a rate, each rounded away from the rate.
+
+    >>> rate_between(0.6069, 1.0), rate_between(0.0, 0.3931)
+    ('60.6% to 100%', '0% to 39.4%')
+    """
+    return f"{at_least(lower, beside)} to {at_most(upper, beside)}"
+
+
+def _outwards(rounding: Callable[[float], int], value: float, beside: float | None) -> str:
+    for digits in range(1, 7):
+        end = rounding(round(100 * value * 10**digits, 6)) / 10**digits
+        if beside is None or value == beside or abs(end - 100 * beside) > 1e-9:
+            break
+    return f"{end:.{digits}f}".rstrip("0").rstrip(".") + "%"
 
 
 def number(value: float, beside: float | None = None) -> str:
@@ -149,7 +170,7 @@ def _observed_event(finding: Finding, event: Event) -> str:
     audited = "judged" if finding.evidence.unjudged else "audited"
     k, n, limit = finding.outcome.k or 0, finding.outcome.n, finding.rule.max_rate
     sure, where = finding.sure, finding.where
-    low, high = percent(finding.outcome.lower or 0.0, limit), percent(finding.outcome.upper or 0.0, limit)
+    low, high = at_least(finding.outcome.lower or 0.0, limit), at_most(finding.outcome.upper or 0.0, limit)
     if n == 1 and k == 0 and not finding.evidence.unjudged:
         return f"1 client step audited: {denial} {where}. The rate may be anything up to {sure}."
     if n == 1 and k:

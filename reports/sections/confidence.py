@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import at_most, percent, rate_between
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.pictures import Limited, limits_chart
 from leakaudit.reports.redaction import RedactedResult
@@ -28,7 +28,7 @@ def section(redacted: RedactedResult) -> Section:
         text = "1 step was verified: what leaked in it is a fact, and what did not leak in it bounds nothing. "
         text += "The leak rate may be anything up to 95%."
     else:
-        clean = percent(stats.upper_bound(0, n))
+        clean = at_most(stats.upper_bound(0, n))
         text = f"{n} client steps were verified and audited. Had none of them leaked, the leak rate could still be up to {clean}. "
     if n != 1:
         text += "It takes 59 steps without a leak to bound the rate by 5%, and 299 to bound it by 1%."
@@ -91,7 +91,7 @@ def _is(n: int) -> str:
 
 
 def _row(one: Limited) -> dict[str, str]:
-    bounds = f"{percent(one.lower)} to {percent(one.upper)}"
+    bounds = rate_between(one.lower, one.upper)
     return {
         "rule": one.name,
         "rate": percent(one.rate),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from leakaudit.gate.events import EVENTS
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import percent, rate_between
 from leakaudit.reports.cells import OBSERVED, shown_name
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.comparison import compare
@@ -40,7 +40,7 @@ def section(redacted: RedactedResult) -> Section | None:
             {
                 "name": shown_name(results, defense),
                 "seen": note if n or late else "no evidence",
-                "bounds": f"{percent(lower)} to {percent(upper)}" if seen.finished > 1 else "none",
+                "bounds": rate_between(lower, upper) if seen.finished > 1 else "none",
                 "paired": _paired(defense, shipped, compare(found[OBSERVED], seen)),
                 "attacker": _attacker(defense, shipped),
             }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
-from leakaudit.gate.wording import at_most, percent
+from leakaudit.gate.wording import at_least, at_most, percent
 from leakaudit.reports.cells import shown_name
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.frontier import (
@@ -44,12 +45,21 @@ def section(redacted: RedactedResult) -> Section | None:
         "line": f"LeakAuditCallback(defense={json.dumps(plain(chosen), ensure_ascii=False)})" if chosen else "",
         "command": "" if any(row.loss for row in rows) else plain(command_for(results)),
         "rows": [_row(results, row, rule, chosen) for row in rows],
-        "left_out": [(shown_name(results, row.defense), row.why_not) for row in rows[1:] if row.why_not],
+        "left_out": _left_out(results, rows[1:]),
         "priced": bool(results.prices),
         "claimed": bool(results.privacy),
         "caption_of_table": _under_the_table(results),
     }
     return Section("frontier", "What each defence costs", context | _chart(results, rule, rows[0], drawn, chosen))
+
+
+def _left_out(results: Results, rows: Sequence[Compared]) -> list[tuple[str, str]]:
+    """Return the defences that the chart does not show, by reason, each with that reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why_not:
+            reasons.setdefault(row.why_not, []).append(shown_name(results, row.defense))
+    return [(", ".join(names), why) for why, names in reasons.items()]
 
 
 def _chosen(verdict: Verdict) -> str:
@@ -182,7 +192,7 @@ def _data(row: Compared, point: FrontierPoint) -> dict[str, str]:
         "name": f"{row.number}. {row.defense}" if row.number else row.defense,
         "lost": signed(point.lost, numbers),
         "within": "none" if point.within is None else " to ".join(signed(end, numbers) for end in point.within),
-        "rates": f"{percent(point.lower) if point.lower is not None else '?'} to {percent(point.upper)}",
+        "rates": f"{at_least(point.lower) if point.lower is not None else '?'} to {at_most(point.upper)}",
         "hollow": "yes" if point.dominated else "no",
     }
 

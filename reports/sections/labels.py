@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leakaudit.gate.wording import percent
+from leakaudit.gate.wording import percent, rate_between
 from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.escaping import plain
@@ -96,7 +96,7 @@ def _rates(
                 "exact": f"{exact} of {len(mine)}"
                 + (whole if attack in unsized else "")
                 + (f" and {others} unverifiable" if others else ""),
-                "bounds": f"{percent(low)} to {percent(high)}",
+                "bounds": rate_between(low, high),
                 "means": [_mean([a.scores.get(name) for a in mine]) for name in metrics],
             }
         )
@@ -110,7 +110,7 @@ def _mean(found: Sequence[Any]) -> str:
     bounds = stats.mean_bounds(values)
     if bounds is None or bounds.lower is None or bounds.upper is None:
         return percent(fmean(values))
-    return f"{percent(fmean(values))} ({percent(bounds.lower)} to {percent(bounds.upper)})"
+    return f"{percent(fmean(values))} ({rate_between(bounds.lower, bounds.upper)})"
 
 
 def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) -> Markup | None:

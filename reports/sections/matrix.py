@@ -23,15 +23,14 @@ def section(redacted: RedactedResult) -> Section:
         table.append({"name": "any of them", "cells": cells, "worst": True})
     shipped = sorted({step.shipped_defense for step in results.steps} - {OBSERVED})
     note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"
-    lead = (
-        "A cell is one attack under one defence, over all steps that are evidence: what came back, in how many steps, and the bound of the "
-        "rate. Choose a cell for its details. The outlined column is what the run ships."
-    )
+    lead = "What came back, and in how many steps. Choose a cell for its bounds and details. The outlined column is what the run ships."
     if not table:
         lead = "No attack was run."
     ships = shipped_column(results)
     columns = [
-        {"name": shown_name(results, d), "ships": d == ships, "note": note if d == ships else ""} for d in defenses
+        {"name": (name := shown_name(results, d)), "ships": d == ships, "note": note if d == ships else ""}
+        | short_label(name)
+        for d in defenses
     ]
     found = {cell.state for row in table for cell in row["cells"]}
     key = [
@@ -41,3 +40,13 @@ def section(redacted: RedactedResult) -> Section:
     ]
     context = {"lead": lead, "columns": columns, "rows": table, "key": key}
     return Section("matrix", "Attacks against defences", context)
+
+
+def short_label(defense: str) -> dict[str, object]:
+    """Return the name of a defence for a narrow column, and its knobs.
+
+    >>> short_label("soteria(share=0.4, layers=2)")
+    {'short': 'soteria', 'knobs': ['share 0.4', 'layers 2']}
+    """
+    name, _, knobs = defense.removesuffix(")").partition("(")
+    return {"short": name, "knobs": [knob.strip().replace("=", " ") for knob in knobs.split(",") if knob.strip()]}

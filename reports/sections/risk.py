@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.gate.verdict import Alternative, RuleVerdict, Verdict
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import number
 from leakaudit.reports.evidence import evidence_anchor
-from leakaudit.reports.frontier import cost_in_words, way_out
+from leakaudit.reports.frontier import cost_in_words
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import run_time
@@ -26,19 +26,20 @@ def section(redacted: RedactedResult) -> Section:
             "risk": _risk(results, verdict),
             "anchor": "" if worst is None else evidence_anchor(worst, redacted),
             "again": _again(worst, redacted),
-            "way_out": way_out(results, verdict),
-            "alternatives": [_alternative(results, alternative) for alternative in verdict.alternatives],
+            "alternatives": _alternatives(results, verdict),
         },
     )
 
 
-def _alternative(results: Results, alternative: Alternative) -> dict[str, Any]:
-    return {
-        "defense": alternative.defense,
-        "status": alternative.status,
-        "open": ", ".join(alternative.open_rules) or "none",
-        "cost": cost_in_words(results, alternative.defense),
-    }
+def _alternatives(results: Results, verdict: Verdict) -> list[dict[str, Any]]:
+    """Return the other tested defences; those with the same answer, open rules and cost share a row."""
+    rows: dict[tuple[Status, tuple[str, ...], str], list[str]] = {}
+    for one in verdict.alternatives:
+        rows.setdefault((one.status, one.open_rules, cost_in_words(results, one.defense)), []).append(one.defense)
+    return [
+        {"defense": ", ".join(names), "status": status, "open": ", ".join(still_open) or "none", "cost": cost}
+        for (status, still_open, cost), names in rows.items()
+    ]
 
 
 def _again(rule: RuleVerdict | None, redacted: RedactedResult) -> str:

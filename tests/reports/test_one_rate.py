@@ -6,6 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
+from leakaudit.gate.wording import at_most
 from leakaudit.reports import redact
 from leakaudit.reports.cells import cell_for
 from leakaudit.reports.comparison import compare, outcomes
@@ -31,7 +32,7 @@ def test_a_cell_and_the_comparison_name_the_steps_that_nobody_could_judge() -> N
     found = results([step(i) for i in range(60)], attempts)
     rule, cell = judge(found, RATE).rules[0], cell_for(found, "span", "none")
     assert rule.upper is not None
-    assert cell.lines[:3] == ("0 of 43 steps", "17 steps not judged", f"rate at most {rule.upper:.1%}")
+    assert cell.lines[:3] == ("0 of 43 steps", "17 steps not judged", f"rate at most {at_most(rule.upper)}")
     assert outcomes(found, "none", "exact_sentence").unjudged == rule.unjudged == 17
 
 

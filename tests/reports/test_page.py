@@ -507,7 +507,7 @@ def test_a_warning_that_does_not_hold_is_no_failure() -> None:
     )
     found = results([step(0)], [attempt(0, leaks=True, long_enough=False)])
     page = render_html(redact(found, [], gate.evaluate(found, policy(*rules), now=NOW)))
-    row = page.partition('<tr id="r-w">')[2].partition("</tr>")[0]
+    row = page.partition('<li id="r-w">')[2].partition("</tr>")[0]
     assert 'class="status WARN"' in row and "</svg>WARN</span>" in row and "FAIL" not in row
 
 
@@ -531,12 +531,14 @@ def test_the_report_of_a_folder_with_results_alone_is_the_same(tmp_path: Path) -
 
 
 def test_what_was_not_tested_is_never_folded_away() -> None:
-    """The section on coverage holds no details element, and the fixed sentence."""
+    """Each group's sentence stands outside of a details element: only the lists are folded."""
     page = render_html(shown())
     section = page.partition('<section id="coverage"')[2].partition("</section>")[0]
-    assert "<details" not in section
-    assert "Only a correct accountant of differential privacy bounds attacks that nobody has tried." in section
-    assert "5 of 9 (55.6%) were not audited" in section
+    open_text = re.sub(r"<details>.*?</details>", "", section, flags=re.DOTALL)
+    assert "Only a correct accountant of differential privacy bounds attacks that nobody has tried." in open_text
+    assert "(5 of 9, 55.6%, were not audited)" in open_text
+    assert open_text.count("<li>An adversary could ") >= 2
+    assert section.count("<details>") == open_text.count("</li>")
 
 
 def test_the_cheapest_way_to_green_names_a_defence_that_passes() -> None:
@@ -549,7 +551,7 @@ def test_the_cheapest_way_to_green_names_a_defence_that_passes() -> None:
     )
     found = results([step(i) for i in range(60)], attempts, utility=costs)
     page = render_html(redact(found, [], gate.evaluate(found, policy(), now=NOW)))
-    assert "</b> noise: no sentence in 60 steps (at most 4.9%), f1 -2.0 points.</p>" in page
+    assert "</b> noise: no sentence in 60 steps (at most 4.9%), f1 -2.0 points.</li>" in page
     assert "stopped 60 of 60 leaks (sign test p = 8.7e-19)" in page
 
 

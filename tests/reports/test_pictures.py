@@ -9,6 +9,7 @@ from leakaudit.gate.verdict import Verdict
 from leakaudit.reports import redact
 from leakaudit.reports.cells import cell_for
 from leakaudit.reports.charts import StepMark, step_chart
+from leakaudit.reports.next_actions import next_actions
 from leakaudit.reports.page import render_html
 from leakaudit.reports.sections import coverage, labels, risk, steps
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, TextMode
@@ -53,8 +54,8 @@ def test_a_reason_is_said_once_whatever_its_numbers() -> None:
     found = _refused()
     cell = cell_for(found, "span", "none")
     assert sum("every word occurs" in line for line in cell.lines) == 1
-    items = _data(coverage.section(redact(found, [], judge(found, RED_LINE))))["coverage"]
-    assert [item["why"] for item in items if "span" in item["what"]] == [
+    groups = _data(coverage.section(redact(found, [], judge(found, RED_LINE))))["groups"]
+    assert [item["why"] for group in groups for item in group.items if "span" in item["what"]] == [
         "not applicable in 4 attempts: found none among 9-16: every word occurs several times"
     ]
 
@@ -85,8 +86,7 @@ def test_the_steps_that_nobody_could_judge_are_not_drawn_as_clean() -> None:
 
 
 def _way_out(found: Results, verdict: Verdict) -> str:
-    said: str = _data(risk.section(redact(found, [], verdict)))["way_out"]
-    return said
+    return next_actions(found, verdict)[0].text.partition(" The evidence is valid")[0]
 
 
 def test_a_policy_is_met_only_under_the_defence_that_it_judges() -> None:
