@@ -18,6 +18,7 @@ __all__ = [
     "context",
     "defended",
     "describe",
+    "finished",
     "fitness",
     "missed_steps",
     "notify",
