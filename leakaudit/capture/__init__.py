@@ -15,6 +15,7 @@ __all__ = [
     "array_batches",
     "background_tasks",
     "boundary",
+    "cell_output",
     "context",
     "defended",
     "describe",
