@@ -4,15 +4,29 @@ leakaudit answers this for a real training run.
 
     from leakaudit.callbacks.hf_trainer import LeakAuditCallback     # the callback
     python -m leakaudit simulate --help                              # without a training loop
+    leakaudit.load("leakaudit-audit")                                # a finished audit, in a notebook
 
 Nothing heavy is imported here: the gate and the report run where there is no torch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from leakaudit.notebook.loaded import load as load
+
+__all__ = ["__version__", "load"]
 
 try:
     __version__ = version("leakaudit")
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0.1.0+checkout"
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load` when it is asked for."""
+    if name == "load":
+        from leakaudit.notebook.loaded import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -285,7 +285,10 @@ def allowed(model: Model) -> Model:
 
     A field left out keeps its default; one without a default does not exist in the copy, and reading it fails.
     """
-    fields = PUBLIC[type(model)]
+    rated = next(
+        (kind for kind in type(model).__mro__ if kind in PUBLIC), type(model)
+    )  # a field that a subclass adds is not rated
+    fields = PUBLIC[rated]
     return type(model).model_construct(**{name: _allowed_value(getattr(model, name)) for name in sorted(fields)})
 
 

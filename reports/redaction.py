@@ -167,7 +167,9 @@ def is_ci(environ: Mapping[str, str] | None = None) -> bool:
 
 def _replays(results: Results, verdict: Verdict, folder: Path) -> dict[Worst, str]:
     """Return the commands that make the worst events again, where snapshots are kept."""
-    by_time = {(a.step, a.attack, a.wall_s): a for a in results.attempts}  # a verdict does not name the defence of the attempt
+    by_time = {
+        (a.step, a.attack, a.wall_s): a for a in results.attempts
+    }  # a verdict does not name the defence of the attempt
     found: dict[Worst, str] = {}
     for worst in filter(None, (rule.worst for rule in verdict.rules)):
         attempt = by_time.get((worst.step, worst.attack, worst.wall_s))

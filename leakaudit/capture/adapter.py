@@ -14,6 +14,7 @@ from pathlib import Path
 from leakaudit.capture.boundary import entry, from_signal_handler
 from leakaudit.capture.context import OFF_SWITCH, Source, StepContext, TrainerContext, configuration, writes
 from leakaudit.capture.defended import Defended
+from leakaudit.capture.finished import Finished
 from leakaudit.capture.notify import notify
 from leakaudit.capture.processes.distributed import BEGIN_SECONDS, check_layout, peers_of
 from leakaudit.capture.processes.process_group import ProcessGroup
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 SWITCHED_OFF = f"{OFF_SWITCH} is set"
 
 
-class Adapter(Defended):
+class Adapter(Finished, Defended):
     """At most one audited run at a time, whose problems never reach training.
 
     A framework's adapter derives from this class, answers six questions (`_trained`, `_refuse`, `_versions`, `_trainer_context`,
@@ -53,7 +54,6 @@ class Adapter(Defended):
     _off = ""
     """Why the audit of this run is off; empty while it is on."""
     _run: AuditRun | RoundRun | None = None
-    _folder: Path | None = None
     _kept = 0
     """Number of steps that the last run kept, including those before its checkpoint."""
     _marks_folder = False
@@ -64,11 +64,6 @@ class Adapter(Defended):
     """Why this training was asked to stop; None if it was not."""
     _left: tuple[Spool, ...] = ()
     """Spools with steps that are not audited yet. While these objects exist, their locks show that this process lives."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the audit (results.json, report.html), known once training has begun."""
-        return self._folder
 
     # ------------------------------------------------------------------ the six questions
 

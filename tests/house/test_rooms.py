@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "storage": frozenset({"errors", "exit_codes", "files", "results", "models", "client", "config"}),
     "history": frozenset({"errors", "exit_codes", "files", "results", "config", "gate"}),
     "reports": frozenset({"errors", "files", "results", "gate", "history"}),
+    "notebook": frozenset({"errors", "files", "results", "plugins", "gate", "history", "reports"}),
     "algorithms": frozenset({"errors", "models", "client", "plugins"}),
     "attacks": frozenset({"errors", "registry", "models", "client", "plugins", "algorithms"}),
     "defenses": frozenset({"errors", "registry", "client", "plugins"}),
@@ -39,7 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "capture": frozenset(
         {"errors", "exit_codes", "registry", "files", "results", "models", "client", "config", "plugins", "gate"}
-        | {"storage", "audit", "preflight", "parts"}
+        | {"storage", "audit", "preflight", "parts", "notebook"}
     ),
     "callbacks": frozenset({"errors", "parts", "models", "config", "capture"}),
     "integrations": frozenset({"errors", "parts", "models", "config", "capture", "callbacks"}),
@@ -80,6 +81,7 @@ ONLY: dict[str, dict[str, frozenset[str]]] = {
     "algorithms": {"client": frozenset({"facts", "observation", "optimizer"})},
     "attacks": {"client": frozenset({"facts", "observation", "optimizer"})},
     "gate": {"plugins": frozenset({"described", "names"})},
+    "notebook": {"plugins": frozenset({"names"})},
     "capture": {"audit": frozenset({"inline"})},
 }
 """Room -> a room that it may import in part -> modules of that. A client's step and its batch are private: no attack can name them."""
@@ -98,6 +100,7 @@ WITHOUT_TORCH = frozenset(
         "history",
         "reports",
         "preflight",
+        "notebook",
     }
 )
 """Rooms for machines without torch."""
@@ -121,6 +124,7 @@ LIGHT = (
     "leakaudit.cli",
     "leakaudit.config.audit",
     "leakaudit.gate.evaluate",
+    "leakaudit.notebook.loaded",
     "leakaudit.plugins",
     "leakaudit.plugins.described",
     "leakaudit.plugins.names",
