@@ -63,7 +63,10 @@ def _ship(results: Results, verdict: Verdict) -> Action:
 
 
 def _tested(verdict: Verdict) -> str:
-    """Say in short what became of the tested defences if none passes; empty if none was tested."""
+    """Say in short what became of the tested defences if none passes.
+
+    Empty if none was tested.
+    """
     words = {
         Status.FAIL: ("fails", "fail", "too"),
         Status.INCONCLUSIVE: ("is", "are", "undecided for lack of evidence"),

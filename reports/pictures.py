@@ -175,7 +175,10 @@ def loss_panel(places: Sequence[tuple[float, float, float] | None], width: float
 
 
 def _column(states: Mapping[str, int], x: float, y: float, wide: float, tall: float) -> list[str]:
-    """Return one column, the worst leak at its bottom; a leak is at least 2 pixels high."""
+    """Return one column, the worst leak at its bottom.
+
+    A leak is at least 2 pixels high.
+    """
     total = sum(states.values())
     drawn, low = [], y + tall
     unsure = sum(

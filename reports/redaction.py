@@ -235,7 +235,10 @@ def cleaned(results: Results, mode: TextMode) -> Results:
 
 
 def _only_kinds(trackers: tuple[TrackerRun, ...]) -> tuple[TrackerRun, ...]:
-    """Return trackers without the names and addresses of their runs, which may be private."""
+    """Return trackers without the names and addresses of their runs.
+
+    Return trackers without the names and addresses of their runs, which may be private.
+    """
     return tuple(TrackerRun(kind=one.kind) for one in trackers)
 
 

@@ -1,4 +1,6 @@
-"""The replay of one attempt on a kept snapshot, to see whether it gives the same again.
+"""The replay of one attempt on a kept snapshot.
+
+The replay of one attempt on a kept snapshot, to see whether it gives the same again.
 
 The attempt is made by the code of the side process, with the audit's configuration. The audit's own folder is only read, and
 no text and no key is written: the journal is in memory, and a temporary folder has the other state.
@@ -128,7 +130,10 @@ def _others(which: AttemptId, audit_file: AuditFile) -> Iterator[Attempt]:
 
 
 def _key_of(folder: Path) -> bytes | None:
-    """Return the key of the audit's hashes; None if it is destroyed or was never written."""
+    """Return the key of the audit's hashes.
+
+    None if it is destroyed or was never written.
+    """
     try:
         key = SavedState.model_validate_json(read_regular(folder / STATE)).key
     except (OSError, ValidationError):
@@ -149,7 +154,10 @@ def _values(stored: Attempt, again: Attempt, *, with_hashes: bool, with_strips: 
 
 
 def _flat(data: Any, hidden: set[str], name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of everything in a JSON document that holds nothing itself; a list of words is one value."""
+    """Yield the name and the value of every leaf of a JSON document.
+
+    Yield the name and the value of everything in a JSON document that holds nothing itself; a list of words is one value.
+    """
     plain_list = isinstance(data, list) and not any(isinstance(one, dict | list) for one in data)
     if plain_list or not isinstance(data, dict | list) or not data:
         yield name, data

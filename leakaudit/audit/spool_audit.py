@@ -66,7 +66,10 @@ def open_audit(spool: Spool, audit_file: AuditFile, options: WorkerOptions) -> A
 
 
 def _finished_line(spool: Spool, audit: Any, entry: JournalEntry) -> str:
-    """Return a line on a finished attempt: its outcome, how many leaked so far, and the time left for the snapshots in the spool."""
+    """Return a line on a finished attempt.
+
+    Its outcome, how many leaked so far, and the time left for the snapshots in the spool.
+    """
     from leakaudit.audit.audit import seconds_left
 
     done = entry.attempt

@@ -71,7 +71,10 @@ def in_kernel() -> bool:
 
 
 def _kernel_shell() -> Any:
-    """Return the shell of a notebook's kernel; None elsewhere, also in IPython's terminal."""
+    """Return the shell of a notebook's kernel.
+
+    None elsewhere, also in IPython's terminal.
+    """
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = None if get_ipython is None else get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None

@@ -1,4 +1,7 @@
-"""The name of a training run in `out_dir`, so that each run of a sweep has its folder."""
+"""The name of a training run in `out_dir`.
+
+The name of a training run in `out_dir`, so that each run of a sweep has its folder.
+"""
 
 from __future__ import annotations
 

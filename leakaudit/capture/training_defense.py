@@ -179,7 +179,10 @@ class TrainingDefense:
             yield f"outside.{number}", _dense(parameter)
 
     def _chosen_names(self) -> frozenset[str] | None:
-        """Return the names of the parameters that the defence changes, as `_gradients` calls them."""
+        """Return the names of the parameters that the defence changes.
+
+        Return the names of the parameters that the defence changes, as `_gradients` calls them.
+        """
         if self.chosen is None:
             return None
         return frozenset(plain_name(name) for name, p in self.model.named_parameters() if id(p) in self.chosen)

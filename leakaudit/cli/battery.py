@@ -41,7 +41,10 @@ def specs_of(text: str) -> tuple[PluginSpec, ...]:
 
 
 def _named(parts: Sequence[str]) -> str:
-    """Return how the first part with a bare value, such as `prune(0.9)`, is written; empty if no plugin has its name."""
+    """Return how the first part with a bare value, such as `prune(0.9)`, is written.
+
+    Empty if no plugin has its name.
+    """
     from leakaudit import registry
     from leakaudit.plugins.knobs import knobs_of
 

@@ -59,7 +59,10 @@ def _row(kind: str, fields: tuple[str, ...], name: str, plugin: Any) -> dict[str
 
 
 def _battery(name: str) -> list[str]:
-    """Return for which data an attack is in the default battery: `texts`, `arrays`, both or none."""
+    """Return for which data an attack is in the default battery.
+
+    `texts`, `arrays`, both or none.
+    """
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS
 
     batteries = {"texts": DEFAULT_ATTACKS, "arrays": LABEL_ATTACKS}
@@ -67,7 +70,10 @@ def _battery(name: str) -> list[str]:
 
 
 def _title(row: Mapping[str, Any]) -> str:
-    """Return the name with its marks: whether it runs by default, and whether it is a search."""
+    """Return the name with its marks.
+
+    Whether it runs by default, and whether it is a search.
+    """
     marks = [f"in the default battery for {' and '.join(row['battery'])}"] if row.get("battery") else []
     marks += ["a search: it may use its whole --budget"] if row.get("search") else []
     return click.style(str(row["name"]), bold=True) + (f"  ({'; '.join(marks)})" if marks else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -79,8 +79,9 @@ class Measured:
             with tempfile.TemporaryDirectory(prefix="leakaudit-doctor-") as name:
                 folder = Path(name)
                 data = self.data or _sentences(folder / "sentences.jsonl", self.batch_size)
-                names = {} if self.data is None else {"text_field": self.text_field, "label_field": self.label_field}
-                what = Simulation(self.model, data, task=self.task, batch_size=self.batch_size, steps=1, **names)
+                what = Simulation(self.model, data, task=self.task, batch_size=self.batch_size, steps=1)
+                if self.data is not None:
+                    what = replace(what, text_field=self.text_field, label_field=self.label_field)
                 made = Simulator(what)
                 alone = config.model_copy(update={"controls": 0, "out_dir": folder / "audit"})
                 audit = Audit(folder / "audit", alone, made.tokenizer, device=choose_device(config.device))

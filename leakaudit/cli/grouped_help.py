@@ -23,7 +23,10 @@ HEADINGS = {
 
 
 class GroupedCommand(click.Command):
-    """A command with the headings of `HEADINGS`; an option without a heading stands at the end."""
+    """A command with the headings of `HEADINGS`.
+
+    An option without a heading stands at the end.
+    """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below their headings."""

@@ -230,7 +230,10 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _texts(entry: JournalEntry) -> Iterator[str]:
-    """Yield what was recovered of each text: its strip, and in text mode full the words."""
+    """Yield what was recovered of each text.
+
+    Its strip, and in text mode full the words.
+    """
     from leakaudit.reports.escaping import plain
 
     samples = {sample.sequence: sample for sample in entry.samples}

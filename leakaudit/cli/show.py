@@ -67,7 +67,10 @@ def _show_all(judged: Judged, verdict: Verdict, as_json: bool) -> None:
 
 
 def _matrix(results: Results) -> list[dict[str, Any]]:
-    """Return each attack under each defence, with the state and the counts that the terminal shows."""
+    """Return each attack under each defence.
+
+    Return each attack under each defence, with the state and the counts that the terminal shows.
+    """
     from leakaudit.reports.cells import attack_names, cell_for, defense_names
 
     cells = ((a, d, cell_for(results, a, d)) for d in defense_names(results) for a in attack_names(results))
@@ -142,7 +145,10 @@ def _show_attempts(judged: Judged, run_dir: Path, part: str, name: str, as_json:
 
 
 def _replay_of(results: Results, attempts: Sequence[Attempt], run_dir: Path) -> str | None:
-    """Return the command that makes the first attempt again; None if its snapshot is not kept."""
+    """Return the command that makes the first attempt again.
+
+    None if its snapshot is not kept.
+    """
     from leakaudit.results.replay_command import replay_command
 
     folder = run_dir if run_dir.is_dir() else run_dir.parent
@@ -157,7 +163,9 @@ _LEAST_CELLS = 8
 
 
 def _line(attempt: Attempt, width: int) -> str:
-    """Return an attempt in one line of at most `width` cells, in which long names are cut.
+    """Return an attempt in one line of at most `width` cells.
+
+    Return an attempt in one line of at most `width` cells, in which long names are cut.
 
     The outcome is whole, and cut only where the terminal is too narrow for it.
     """
@@ -174,7 +182,10 @@ def _line(attempt: Attempt, width: int) -> str:
 
 
 def _cut(text: str, cells: int) -> str:
-    """Return a text of at most `cells` cells of the terminal; what is left out is marked."""
+    """Return a text of at most `cells` cells of the terminal.
+
+    What is left out is marked.
+    """
     from rich.text import Text
 
     fitted = Text(text)

@@ -1,4 +1,6 @@
-"""A finished audit as an object: results, verdict, tables and first screen. No torch.
+"""A finished audit as an object: results, verdict, tables and first screen.
+
+No torch.
 
 `leakaudit.load` is the entrance. It may import `files`, `results`, `gate`, `plugins.names`, `history` and `reports`.
 """

@@ -89,7 +89,10 @@ class Defense(Protocol):
         return seen.under(prepared.declared(), sent if part is seen.update else {**seen.update, **sent})
 
     def _over_window(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the mean of the consecutive updates that error feedback sends, from an empty memory."""
+        """Return the mean of the consecutive updates that error feedback sends.
+
+        Return the mean of the consecutive updates that error feedback sends, from an empty memory.
+        """
         from leakaudit.plugins.error_feedback import SentInOrder
 
         order: SentInOrder | None = None

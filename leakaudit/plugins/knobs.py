@@ -59,7 +59,9 @@ def _preset(plugin: type) -> Mapping[str, str]:
 
 
 def field_texts(kind: type) -> Mapping[str, str]:
-    """Return field -> the text below it, for a class and the classes that it is derived from.
+    """Return field -> the text below it.
+
+    Return field -> the text below it, for a class and the classes that it is derived from.
 
     A class whose source is not at hand adds nothing.
     """
@@ -70,7 +72,7 @@ def field_texts(kind: type) -> Mapping[str, str]:
 
 
 def example_of(name: str, knobs: tuple[Knob, ...]) -> str:
-    """Return a plugin as it is written on the command line, with the first knob whose default is a number.
+    """Return a plugin as the command line writes it, with its first numeric knob.
 
     A plugin without numbers has the first one with a default.
 

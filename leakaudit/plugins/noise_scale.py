@@ -64,7 +64,7 @@ class AdditiveNoise(Defense):
         return self if self.is_identity() else replace(self, sigma=self._level(part_of(sent, self.chosen(step.model))))
 
     def added_noise(self, step: ClientStep, clean: Update) -> float:
-        """Return `sigma`, or `scale` times the root mean square of the entries that get noise."""
+        """Return `sigma`, or `scale` times the RMS of the entries that get noise."""
         return float(self.prepared(part_of(clean, self.chosen(step.model)), 1.0).sigma or 0.0)
 
     def without_noise(self) -> Self:

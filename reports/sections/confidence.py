@@ -72,7 +72,10 @@ def _needed(rule: RuleVerdict) -> str:
 
 
 def _to_green(verdict: Verdict) -> str:
-    """Return the answer of the picture: which rules are decided, and how many steps the others need."""
+    """Return the answer of the picture.
+
+    Which rules are decided, and how many steps the others need.
+    """
     rules = _rated(verdict)
     over = sum((r.lower or 0.0) > r.threshold for r in rules)
     needed = [r.more_clean_steps for r in rules if r.more_clean_steps is not None and r.status is not Status.PASS]

@@ -60,7 +60,10 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _curves(results: Results) -> list[Curve]:
-    """Return when each attack leaked, on the update as produced, the one with the most leaks first."""
+    """Return when each attack leaked, on the update as produced.
+
+    Return when each attack leaked, on the update as produced, the one with the most leaks first.
+    """
     found = []
     for attack in attack_names(results):
         mine = [a for a in results.attempts if a.attack == attack and a.defense == OBSERVED and a.finished]
@@ -73,7 +76,10 @@ def _curves(results: Results) -> list[Curve]:
 
 
 def _how_fast(results: Results) -> str:
-    """Return sentences on the first step that leaked, and on the seconds that it took; empty without a leak."""
+    """Return sentences on the first step that leaked, and on the seconds that it took.
+
+    Empty without a leak.
+    """
     mine = [a for a in results.attempts if a.defense == OBSERVED and a.finished]
     of_text = [a for a in mine if severity([a]) > Severity.LABELS]
     leaks = of_text or [a for a in mine if a.leaked]
@@ -99,7 +105,10 @@ def _how_fast(results: Results) -> str:
 
 
 def _quartiles(one: Curve) -> dict[str, str]:
-    """Return a curve as the row of a table: seconds until a quarter, half and three quarters of the steps had leaked."""
+    """Return a curve as the row of a table.
+
+    Seconds until a quarter, half and three quarters of the steps had leaked.
+    """
     needed = [-(-one.steps * quarter // 4) for quarter in (1, 2, 3)]
     cells = [run_time(one.seconds[n - 1]) if n <= len(one.seconds) else "not reached" for n in needed]
     return {

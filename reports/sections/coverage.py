@@ -57,7 +57,10 @@ def _group(sentence: str, items: Sequence[dict[str, str]]) -> Group:
 
 
 def _groups(results: Results, verdict: Verdict) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Return what an adversary could still do, each with a list of what was not tested."""
+    """Return what an adversary could still do.
+
+    Return what an adversary could still do, each with a list of what was not tested.
+    """
     coverage = results.coverage
     costs = [item for item in coverage.not_tested if item.what.startswith(UTILITY_OF)]
     unkept = [item for item in coverage.not_tested if _OF_STEPS.match(item.what)]
@@ -101,7 +104,7 @@ def _untried(results: Results) -> list[dict[str, str]]:
 
 
 def _unfinished(results: Results, statuses: Collection[AttemptStatus]) -> list[dict[str, str]]:
-    """Return the attempts with some statuses by attack and reason, with their defences."""
+    """Return attempts of some statuses by attack and reason, with their defences."""
     words = {AttemptStatus.ERROR: "crashed", AttemptStatus.BUDGET_EXHAUSTED: "out of time"}
     states: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -122,7 +122,10 @@ def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) ->
 
 
 def _pictures(views: Sequence[LabelView]) -> list[dict[str, Any]]:
-    """Return true against recovered counts of each attack, over all steps; only mode full has them."""
+    """Return true against recovered counts of each attack, over all steps.
+
+    Only mode full has them.
+    """
     found: dict[str, dict[tuple[int, int], int]] = {}
     for view in views:
         for _, true, guess in view.rows or ():

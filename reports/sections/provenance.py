@@ -83,7 +83,10 @@ def _policy_of_run(verdict: Verdict) -> str:
 
 
 def _tracker(run: TrackerRun) -> str:
-    """Say where the run is tracked; a name is left unless the mode of the text is full."""
+    """Say where the run is tracked.
+
+    A name is left unless the mode of the text is full.
+    """
     named = [part for part in (run.name, run.id if run.id != run.name else "", run.url) if part]
     return f"{run.kind}, {', '.join(named)}" if named else f"{run.kind}, run not named here"
 

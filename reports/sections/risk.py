@@ -32,7 +32,10 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _alternatives(results: Results, verdict: Verdict) -> list[dict[str, Any]]:
-    """Return the other tested defences; those with the same answer, open rules and cost share a row."""
+    """Return the other tested defences.
+
+    Those with the same answer, open rules and cost share a row.
+    """
     rows: dict[tuple[Status, tuple[str, ...], str], list[str]] = {}
     for one in verdict.alternatives:
         rows.setdefault((one.status, one.open_rules, cost_in_words(results, one.defense)), []).append(one.defense)
@@ -43,7 +46,10 @@ def _alternatives(results: Results, verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _again(rule: RuleVerdict | None, redacted: RedactedResult) -> str:
-    """Return the command that makes the worst case again; empty if its snapshot is not kept."""
+    """Return the command that makes the worst case again.
+
+    Empty if its snapshot is not kept.
+    """
     if rule is None or rule.worst is None:
         return ""
     return redacted.replays.get(rule.worst, "")

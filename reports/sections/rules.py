@@ -79,7 +79,10 @@ def _reason(rule: RuleVerdict) -> Hashable:
 
 
 def _about(rule: RuleVerdict) -> str:
-    """Return what a rule is about: a kind of recovered thing, or the kind of its limit."""
+    """Return what a rule is about.
+
+    A kind of recovered thing, or the kind of its limit.
+    """
     if rule.imported or rule.subject not in EVENTS or rule.kind == "versus_baseline":
         return f"{rule.kind} {rule.imported}"
     return EVENTS[rule.subject].kind

@@ -65,7 +65,9 @@ TOP = 10
 
 
 def _distribution(results: Results) -> list[Column]:
-    """Return how many texts came back to which extent, by the best attack on each, from the update as produced.
+    """Return how many texts came back to which extent, by the best attack on each.
+
+    Return how many texts came back to which extent, by the best attack on each, from the update as produced.
 
     A text of a step that cannot be verified, and that did not come back by half, is no evidence.
     """
@@ -102,7 +104,7 @@ def _how_much(columns: Sequence[Column]) -> str:
 
 
 def _folded(samples: Sequence[dict[str, Any]], mode: TextMode) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the texts that came back word for word and say no more than that, and the others.
+    """Return the texts that came back word for word, and the others.
 
     In mode full every text says more, but one with the same content as an earlier one.
     """
@@ -113,7 +115,10 @@ def _folded(samples: Sequence[dict[str, Any]], mode: TextMode) -> tuple[list[dic
 
 
 def _longest(runs: Sequence[Run] | None) -> tuple[Run, ...]:
-    """Return the longest run of tokens that came back side by side; empty if there is none of two."""
+    """Return the longest run of tokens that came back side by side.
+
+    Empty if there is none of two.
+    """
     found = [run for run in runs or () if run.match is TokenMatch.BIGRAM]
     return (max(found, key=lambda run: run.tokens),) if found else ()
 

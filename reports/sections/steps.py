@@ -101,7 +101,10 @@ def _chart(steps: Sequence[_Step], attacks: Sequence[str], title: str, measured:
 
 
 def _when(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]]) -> str:
-    """Return a sentence on whether early or late steps leaked more; empty for fewer than ten steps."""
+    """Return a sentence on whether early or late steps leaked more.
+
+    Empty for fewer than ten steps.
+    """
     every = sorted(steps, key=lambda step: step.step)
     leaked = [bool(severity(by_step[step.id])) for step in every]
     if len(every) < 10 or not any(leaked):

@@ -48,7 +48,10 @@ def _file(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_every_text_format_gives_the_same_examples(tmp_path: Path, name: str, content: str, form: str) -> None:
-    """Names of classes are numbered in sorted order, and the empty text is left out and counted."""
+    """Names of classes are numbered in sorted order.
+
+    Names of classes are numbered in sorted order, and the empty text is left out and counted.
+    """
     read = read_data(_file(tmp_path, name, content), "classification", MAIL)
     assert (read.rows, read.form, read.classes, read.empty) == (FOUND, form, ("ham", "spam", "urgent"), 1)
 
@@ -72,7 +75,10 @@ def test_files_of_pyarrow_give_the_same_examples(tmp_path: Path, ending: str) ->
 
 
 def test_a_folder_of_datasets_gives_the_same_examples(tmp_path: Path) -> None:
-    """Several files are joined in the order of the rows; a folder of splits names them."""
+    """Several files are joined in the order of the rows.
+
+    A folder of splits names them.
+    """
     datasets = pytest.importorskip("datasets")
     made = datasets.Dataset.from_list(ROWS)
     made.save_to_disk(tmp_path / "mail", num_shards=2)
@@ -174,7 +180,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_stored_classifier_keeps_its_number_of_classes(tmp_path: Path, model: Path) -> None:
-    """Data with two of its three classes fit; data with a fourth do not, and another number is refused by name."""
+    """Data with two of its three classes fit.
+
+    Data with a fourth do not, and another number is refused by name.
+    """
     two = _file(tmp_path, "two.csv", "text,label\nthe old dog,0\na cat,1\n")
     made = Simulator(Simulation(model, two, steps=1))
     assert made.model.config.num_labels == 3  # type: ignore[union-attr]

@@ -431,7 +431,10 @@ def test_clients_that_change_their_own_update_are_not_summed(model: Path, data: 
 
 
 def test_a_window_is_audited_under_error_feedback_only(model: Path, data: Path, tmp_path: Path) -> None:
-    """Another defence is skipped, and the reason says why; the words of the window come back."""
+    """Another defence is skipped, and the reason says why.
+
+    The words of the window come back.
+    """
     command = [
         "simulate",
         "--model",

@@ -197,7 +197,10 @@ def figure_7(pictures: Pictures, batches: int, sizes: Sequence[int], kinds: Sequ
 
 
 def _of_pictures(pictures: Pictures, row: Figure7, released: bool, steps: int, size: int, sent: list[float]) -> Maker:
-    """Return what makes a defended update; `sent` gets the share of the head that is sent."""
+    """Return what makes a defended update.
+
+    `sent` gets the share of the head that is sent.
+    """
 
     def make(repeat: int) -> tuple[Observation, list[int]]:
         seen, labels = pictures.observe(fresh("CNN", repeat, "uniform"), size, False, steps, repeat, training=False)
@@ -222,7 +225,10 @@ def _filled(make: Maker) -> Maker:
 
 
 def _never_empty(seen: Observation, labels: list[int]) -> tuple[Observation, list[int]]:
-    """Return the step with an output layer of 1e-20 in place of one that is all 0, to which our attack refuses to apply."""
+    """Return the step with an output layer of 1e-20 in place of one that is all 0.
+
+    Return the step with an output layer of 1e-20 in place of one that is all 0, to which our attack refuses to apply.
+    """
     weight = list(seen.update)[-2]
     if bool(seen.update[weight].any()):
         return seen, labels
@@ -231,7 +237,10 @@ def _never_empty(seen: Observation, labels: list[int]) -> tuple[Observation, lis
 
 
 def _cells(cells: Sequence[Cell]) -> str:
-    """Return rates in percent; in brackets the steps to which an attack applies, if not to all."""
+    """Return rates in percent.
+
+    In brackets the steps to which an attack applies, if not to all.
+    """
     most = max(cell.n for cell in cells)
     rates = " | ".join("-" if not c.n else f"{100 * c.rate:.0f}" + (f" ({c.n})" if c.n < most else "") for c in cells)
     own = cells[1]
@@ -285,7 +294,10 @@ def text_rows(folder: Path, model_path: Path, scratch: Path, batches: int, sizes
 
 
 def grab_rows(table: str) -> dict[str, str]:
-    """Return defence -> what the paper prints, as cells: strength, MCC, R-1/R-2/R-L with and without the mask, LAMP_cos, epsilon."""
+    """Return defence -> what the paper prints, as cells.
+
+    Strength, MCC, R-1/R-2/R-L with and without the mask, LAMP_cos, epsilon.
+    """
 
     def cell(values: tuple[float, float, float]) -> str:
         return " / ".join(map(str, values))

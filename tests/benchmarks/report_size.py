@@ -1,4 +1,4 @@
-"""Prints how large and how long reports on invented audits are, and how fast they open.
+"""Prints size, length and load time of reports on invented audits.
 
     python -m tests.benchmarks.page docs/measurements/report_size.md --section "One page" -- tests.benchmarks.report_size --steps 1,6
 
@@ -32,7 +32,7 @@ _FRAME = """<!DOCTYPE html><body><script>addEventListener("message", (said) => d
 
 
 def invented(steps: int, attacks: int, defenses: int) -> Results:
-    """Return an audit in which some attempts leak, some do not apply and some are late."""
+    """Return an audit with attempts that leak, do not apply and are late."""
     tried = [_attempt(s, i, j) for s in range(steps) for i in range(attacks) for j in range(defenses)]
     gaps = (
         NotTested(what="malicious server", why="the battery only reads updates of honest training"),
@@ -58,7 +58,10 @@ def _attempt(number: int, attack: int, defense: int) -> Attempt:
 
 
 def measured(page: str, browser: str) -> tuple[list[int], float]:
-    """Return the heights of a page in pixels, one a width, and the milliseconds to load it."""
+    """Return the heights of a page in pixels, one a width.
+
+    Return the heights of a page in pixels, one a width, and the milliseconds to load it.
+    """
     heights, load = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         copy = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", _TELL)

@@ -1,4 +1,6 @@
-"""Trackers get numbers in their own way; stubs here have the interfaces of the real ones.
+"""Trackers get numbers in their own way.
+
+Stubs here have the interfaces of the real ones.
 
 The real packages are asked in `tests/integrations/test_trackers.py`.
 """
@@ -95,18 +97,23 @@ def _entities(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_tracker_is_known_by_what_it_offers() -> None:
-    """A writer, a run and the modules that hold one; a class, a setting and a module without a run are none."""
+    """A writer, a run and the modules that hold one.
+
+    A class, a setting and a module without a run are none.
+    """
     run = SimpleNamespace(log=print, finish=print)
     held = SimpleNamespace(context_vars=SimpleNamespace(current_run=SimpleNamespace(get=lambda: run)))
     module = SimpleNamespace(define_metric=print, log=print, log_artifact=print, run=Wandb())
     active = SimpleNamespace(info=SimpleNamespace(run_id="r7"))
     flow = SimpleNamespace(active_run=lambda: active, MlflowClient=Mlflow)
-    kinds = [type(tracker_of(one)) for one in (Writer(), Wandb(), module, flow, held)]
+    several: list[Any] = [Writer(), Wandb(), module, flow, held]
+    kinds = [type(tracker_of(one)) for one in several]
     assert kinds == [TensorBoardWriter, WandbRun, WandbRun, MlflowRun, TrackioRun]
     assert isinstance(tracker_of(Mlflow(), "r7"), MlflowRun)
     module.run = None
     flow.active_run = lambda: None
-    assert [tracker_of(one) for one in (Writer, Mlflow(), module, flow, "run", None, {})] == [None] * 7
+    others: list[Any] = [Writer, Mlflow(), module, flow, "run", None, {}]
+    assert [tracker_of(one) for one in others] == [None] * 7
 
 
 def test_a_tracker_among_the_attributes_of_a_callback_is_found() -> None:
@@ -117,7 +124,7 @@ def test_a_tracker_among_the_attributes_of_a_callback_is_found() -> None:
 
 
 def test_points_stand_at_the_audited_step_in_each_trackers_way() -> None:
-    """A global step, an axis of its own, a step of a point, a step, and a number beside the others."""
+    """Each tracker has a way of its own to place a point."""
     writer, run, client, logged = Writer(), Wandb(), Mlflow(), list[Any]()
     trackio = SimpleNamespace(log=lambda numbers, step: logged.append(("trackio", step)), finish=print)
     other = OtherLogger(lambda step, numbers: logged.append((step, numbers)))
@@ -154,7 +161,10 @@ def test_a_run_of_two_callbacks_is_one_tracker() -> None:
 
 
 def test_a_run_that_was_finished_is_written_once_more() -> None:
-    """Trackio's run is finished before the audit ends; a run that goes on is not touched."""
+    """Trackio's run is finished before the audit ends.
+
+    A run that goes on is not touched.
+    """
     ended: list[str] = []
     run = SimpleNamespace(log=print, finish=lambda: ended.append("x"))
     Trackers.of([TrackioRun(run, lambda: run)]).end()
@@ -174,7 +184,10 @@ def test_a_run_is_named_without_a_password() -> None:
 
 
 def test_names_have_attack_and_metric() -> None:
-    """A metric that an attack did not measure has no number, and options make no strange characters."""
+    """A metric that an attack did not measure has no number.
+
+    A metric that an attack did not measure has no number, and options make no strange characters.
+    """
     scores = {"exact": Score(value=0.5), "rougeL": Score(value=0.7), "token_recall": Missing(missing="none")}
     found = numbers_of([attempt(0, attack="span", scores=scores), attempt(0, attack="tag(steps=3)", scores=scores)])
     assert found == {"leakaudit/span/exact": 0.5, "leakaudit/tag_steps_3/exact": 0.5}
@@ -199,7 +212,10 @@ def _log(folder: Path, run: Wandb, **config: Any) -> ResultsLog:
     ids=["numbers", "false", "report", "full"],
 )
 def test_the_configuration_says_what_trackers_get(tmp_path: Path, config: Any, rows: int, files: int) -> None:
-    """Numbers by default, nothing, or the report as well; never a report with full text."""
+    """Numbers by default, nothing, or the report as well.
+
+    Never a report with full text.
+    """
     run = Wandb()
     _log(tmp_path, run, **config).finish(report_is_there=True)
     assert (len(run.rows), len(run.files)) == (rows, files)

@@ -118,7 +118,10 @@ def test_a_plain_log_gets_the_first_estimate_at_once_and_a_line_now_and_then(
 
 
 def test_a_plain_log_has_a_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how many attempts leaked, those before an interruption too; a step that was just reported has no second line."""
+    """It says how many attempts leaked, those before an interruption too.
+
+    A step that was just reported has no second line.
+    """
     pace = Pace(3, PAIRS)
     pace.resume(PAIRS, leaks=2)
     with shown(pace) as finished:

@@ -88,7 +88,10 @@ def test_every_attempt_is_the_same_again(attack: str, defense: str, finished: Pa
 
 
 def test_no_file_is_changed_and_none_is_left(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay reads the audit's folder, writes nothing into it, and no text into its temporary folder."""
+    """A replay reads the audit's folder, writes nothing into it.
+
+    A replay reads the audit's folder, writes nothing into it, and no text into its temporary folder.
+    """
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -122,7 +125,10 @@ def test_text_is_masked_unless_it_is_asked_for(finished: Path, monkeypatch: pyte
 
 
 def test_another_score_is_named(run_dir: Path) -> None:
-    """A stored number that does not come back is a difference, and ends with exit code 3."""
+    """A stored number that does not come back is a difference.
+
+    A stored number that does not come back is a difference, and ends with exit code 3.
+    """
     _changed(run_dir, lambda one: one.model_copy(update={"events": ("label_counts",)}))
     done = replayed(run_dir)
     assert done.exit_code == 3 and "DIFFERS" in done.stdout
@@ -193,7 +199,10 @@ def test_an_attempt_that_did_not_run_says_why(run_dir: Path) -> None:
 
 
 def test_an_encrypted_snapshot_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key the message names the option, and with it the attempt is the same again."""
+    """Without a key the message names the option.
+
+    Without a key the message names the option, and with it the attempt is the same again.
+    """
     pytest.importorskip("pyrage")
     monkeypatch.delenv("LEAKAUDIT_IDENTITY", raising=False)
     public = write_identity(tmp_path / "key")
@@ -236,7 +245,10 @@ def test_the_report_names_the_command_of_its_worst_case(run_dir: Path) -> None:
 
 
 def test_the_worker_says_what_was_found_and_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each attempt, with the leaks so far, and the time left as soon as every attack was timed."""
+    """One line for each attempt, with the leaks so far.
+
+    One line for each attempt, with the leaks so far, and the time left as soon as every attack was timed.
+    """
     _audited(tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("st-")]
     assert len(lines) == 12

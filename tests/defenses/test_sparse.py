@@ -138,7 +138,10 @@ def test_a_step_with_error_feedback_is_never_called_another_batch() -> None:
 
 
 def test_a_window_shows_the_mean_of_what_was_sent_in_order() -> None:
-    """Without a defence it is the mean of the updates; a defence without feedback is not tried on it."""
+    """Without a defence it is the mean of the updates.
+
+    A defence without feedback is not tried on it.
+    """
     tokenizer, model = tiny.bert_tokenizer(), tiny.bert()
     steps = [tiny.client_step(model, tokenizer, [text], [1]) for text in ("the dog saw a cat", "a cat saw the old dog")]
     batches = tuple(step.truth.micro_batches[0] for step in steps)

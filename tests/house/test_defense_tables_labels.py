@@ -1,4 +1,7 @@
-"""The defence tables of LLG and GRAB: the papers' rows, and the published compression."""
+"""The defence tables of LLG and GRAB.
+
+The papers' rows, and the published compression.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def test_every_row_of_grab_is_a_defence_that_can_be_made(table: str) -> None:
 
 
 def test_noise_of_grab_has_the_size_that_it_has_in_bert_base() -> None:
-    """A normalised matrix of 768 x 768 has entries of 1/768, so sigma 0.01 is 7.68 of them."""
+    """A normalised matrix of 768 x 768 has entries of 1/768; sigma 0.01 is 7.68."""
     matrix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
     size = float((matrix / matrix.norm()).square().mean().sqrt())
     assert "gaussian-noise(scale=7.68)" in grab_rows("grab-6")
@@ -85,7 +88,10 @@ def _update(row_sums: list[float]) -> dict[str, Tensor]:
 
 
 def test_the_published_compression_withholds_a_tensor_by_the_class_of_its_number() -> None:
-    """The head's weight is tensor 2, so the row sum of class 2 decides, and not its own entries."""
+    """The head's weight is tensor 2, so the row sum of class 2 decides.
+
+    The head's weight is tensor 2, so the row sum of class 2 decides, and not its own entries.
+    """
     sent = as_released(_update([3.0, -4.0, 0.5, 0.5]), 0.5)
     assert not sent["weight"].any()
     assert not sent["bias"].any()
@@ -95,6 +101,9 @@ def test_the_published_compression_withholds_a_tensor_by_the_class_of_its_number
 
 
 def test_the_published_compression_sends_a_tensor_with_a_large_sum() -> None:
-    """Its cache sends what has grown above the bar, which a head's gradient cannot: it adds up to 0."""
+    """Its cache sends what has grown above the bar, which a head's gradient cannot.
+
+    It adds up to 0.
+    """
     sent = as_released(_update([0.5, 0.5, 3.0, -4.0]), 0.5)
     assert float(sent["second"]) == 9.0

@@ -70,7 +70,10 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 
 def test_wandb(tmp_path: Path) -> None:
-    """The axis of our numbers is the audited step; the masked report is an artefact where it is asked for."""
+    """The axis of our numbers is the audited step.
+
+    The masked report is an artefact where it is asked for.
+    """
     wandb = pytest.importorskip("wandb")
     folder = trained(tmp_path, "wandb", trackers="report")
     (tracker,) = load_results(folder).run.trackers
@@ -86,7 +89,10 @@ def test_wandb(tmp_path: Path) -> None:
 
 
 def test_mlflow(tmp_path: Path) -> None:
-    """Points stand at the audited step, also those after the trainer ended the run; the report is an artefact."""
+    """Points stand at the audited step, also those after the trainer ended the run.
+
+    The report is an artefact.
+    """
     mlflow = pytest.importorskip("mlflow")
     folder = trained(tmp_path, "mlflow", trackers="report")
     mlflow.flush_async_logging()
@@ -189,7 +195,10 @@ def _fitted(tmp_path: Path, loggers: list[Any]) -> Path:
 
 
 def test_loggers_of_lightning(tmp_path: Path) -> None:
-    """TensorBoard, W&B, MLflow and a file of CSV beside each other: all have the audited steps."""
+    """TensorBoard, W&B, MLflow and a file of CSV beside each other.
+
+    All have the audited steps.
+    """
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     wandb, mlflow = pytest.importorskip("wandb"), pytest.importorskip("mlflow")
     from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger

@@ -36,7 +36,10 @@ def written(folder: Path, found: Results) -> Path:
 
 @pytest.fixture
 def leaky(tmp_path: Path) -> LoadedAudit:
-    """Return an audit of 4 leaking and 2 clean steps, and of attempts on words and labels."""
+    """Return an audit of 4 leaking and 2 clean steps.
+
+    Return an audit of 4 leaking and 2 clean steps, and of attempts on words and labels.
+    """
     steps = [step(i) for i in range(6)]
     attempts = [attempt(i, leaks=i < 4) for i in range(6)]
     attempts += [
@@ -207,4 +210,4 @@ def test_the_import_stays_light() -> None:
     assert done.stdout.strip() == "[]"
     assert "load" in dir(leakaudit) or "load" in leakaudit.__all__
     with pytest.raises(AttributeError, match="has no attribute 'lode'"):
-        _ = leakaudit.lode  # type: ignore[attr-defined]
+        _ = leakaudit.lode

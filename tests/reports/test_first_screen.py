@@ -23,7 +23,10 @@ def test_a_tile_counts_as_its_rule_and_rounds_as_the_sentence() -> None:
 
 
 def test_a_tile_without_evidence_is_not_green() -> None:
-    """What nothing could show has no count, no picture and the state of an open question."""
+    """What nothing could show has no count.
+
+    What nothing could show has no count, no picture and the state of an open question.
+    """
     found = audit(0, 6)
     labels = tiles(found, judge(found, RED_LINE))[2]
     assert (labels.count, labels.state, labels.picture) == ("no evidence", "open", None)
@@ -36,7 +39,10 @@ def test_a_run_that_makes_no_steps_has_no_command_to_repeat(command: str, wanted
 
 
 def test_the_command_for_more_steps_has_another_seed_and_can_be_copied() -> None:
-    """Several seeds become one that none of them is; brackets are quoted and no sign redirects a file."""
+    """Several seeds become one that none of them is.
+
+    Brackets are quoted and no sign redirects a file.
+    """
     said = second_run("leakaudit simulate --model <path> --steps 6 --seeds 1..10 --defenses clip(norm=1)", 53, 1)
     assert said == "leakaudit simulate --model PATH --defenses 'clip(norm=1)' --steps 53 --seed 11 --out RUN-2"
 

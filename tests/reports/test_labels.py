@@ -46,7 +46,7 @@ def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> Redacte
 
 
 def test_exact_vectors_are_counted_with_their_bounds_and_what_was_granted() -> None:
-    """Clopper-Pearson: 2.5 % to 97.5 % for 1 of 2, from 22.3 % (rounded down) for 2 of 2."""
+    """Bounds are Clopper-Pearson: 1 of 2, and 2 of 2 from 22.3 % (rounded down)."""
     rows = {row["attack"]: row for row in _context(_shown(TextMode.HASH))["rows"]}
     assert (rows["llg"]["exact"], rows["llg"]["bounds"]) == ("1 of 2", "2.5% to 97.5%")
     assert (rows["ilrg"]["exact"], rows["ilrg"]["bounds"]) == ("2 of 2", "22.3% to 100%")

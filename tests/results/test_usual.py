@@ -1,4 +1,4 @@
-"""Results that are as this version writes them are read as the general reader reads them."""
+"""Usual results are read as the general reader reads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def read_by_the_general_reader(raw: bytes) -> Results | None:
 
 @pytest.mark.parametrize("case", FAILING)
 def test_what_is_usual_is_read_as_by_the_general_reader(case: str) -> None:
-    """The file as written is usual, and every edit that is accepted as usual gives the same results."""
+    """The file as written is usual.
+
+    The file as written is usual, and every edit that is accepted as usual gives the same results.
+    """
     found = FAILING[case]
     raw = json.dumps(to_json(found[0]), indent=1).encode()
     assert (usual := _usual(raw)) is not None and usual == read_by_the_general_reader(raw)
@@ -51,7 +54,7 @@ def test_what_is_usual_is_read_as_by_the_general_reader(case: str) -> None:
     ],
 )
 def test_what_is_not_as_written_is_left_to_the_general_reader(old: str, new: str) -> None:
-    """A key twice, a number of another kind, an unknown key, half a character, too many digits."""
+    """Each unusual file is left to the general reader."""
     text = json.dumps(to_json(next(iter(FAILING.values()))[0]))
     assert old in text
     assert _usual(text.replace(old, new, 1).encode()) is None

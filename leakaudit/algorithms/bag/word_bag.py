@@ -227,7 +227,10 @@ def _has_head(seen: Observation) -> bool:
 
 
 def _head_is_noisy(seen: Observation) -> bool:
-    """Return whether noise is declared on a head over the vocabulary, whose rows then name no words exactly."""
+    """Return whether noise is declared on a head over the vocabulary.
+
+    Return whether noise is declared on a head over the vocabulary, whose rows then name no words exactly.
+    """
     try:
         head, name = find_token_head(seen)
     except AnatomyError:

@@ -289,7 +289,7 @@ class _Part(NamedTuple):
 
 
 def _targets(objective: Objective, matrices: Sequence[Tensor], tokens: int, sigmas: Sequence[float]) -> list[Target]:
-    """Return the target of each matrix, (out, in), under noise of its own standard deviation."""
+    """Return the target of each matrix, (out, in), under its own noise."""
     levels = zip(matrices, sigmas, strict=False)  # vectors follow the matrices
     return [Target.of(each, tokens, whitened=objective.whitened, sigma=sigma) for each, sigma in levels]
 

@@ -77,7 +77,10 @@ class Examples:
 
 
 def _printable(name: str) -> str:
-    """Return a name without control characters, which a terminal executes, and not too long."""
+    """Return a name without control characters, which a terminal executes.
+
+    Return a name without control characters, which a terminal executes, and not too long.
+    """
     cut = name if len(name) <= SHOWN_LETTERS else name[:SHOWN_LETTERS] + "..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]
 
@@ -154,7 +157,10 @@ def _longest_text(row: Mapping[str, Any]) -> str:
 def _labels(
     path: Path, rows: Sequence[tuple[int, dict[str, Any]]], field: str, like: Examples | None
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the class of each row, and the names of the classes if the labels are texts."""
+    """Return the class of each row.
+
+    Return the class of each row, and the names of the classes if the labels are texts.
+    """
     labels: list[Any] = [row.get(field) for _, row in rows]
     named = like is not None and bool(like.classes)
     if not named and all(_WHOLE.fullmatch(label) for label in labels if _is_name(label)):

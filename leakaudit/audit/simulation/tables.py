@@ -1,4 +1,4 @@
-"""Rows of a data file: JSON lines, JSON, CSV, TSV, Parquet, Arrow, or a folder of the library datasets.
+"""Rows of a data file in any usual format.
 
 The content decides where it can, the ending of the name otherwise. Parquet and Arrow need the package pyarrow. Errors name the file and the
 row, never its content.
@@ -92,7 +92,10 @@ def content_of(path: Path) -> bytes:
 
 
 def _form(path: Path) -> str:
-    """Return the format of a file; JSONL where nothing else is certain, so that its reader says what is wrong."""
+    """Return the format of a file.
+
+    JSONL where nothing else is certain, so that its reader says what is wrong.
+    """
     ending = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -144,7 +147,7 @@ def _json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _delimited(path: Path, delimiters: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a CSV or TSV file with a header, by the number of their last line."""
+    """Yield the rows of a CSV or TSV file by the number of their last line."""
     text = _text(path)
     if "\0" in text:
         raise DataError(f"{path}: holds a zero byte, which no text file has")
@@ -169,7 +172,10 @@ def _delimited(path: Path, delimiters: str, wanted: Sequence[str]) -> Iterator[t
 
 
 def _delimiter(text: str, delimiters: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter whose header has most of the wanted fields, then most fields."""
+    """Return the delimiter whose header has most of the wanted fields.
+
+    Return the delimiter whose header has most of the wanted fields, then most fields.
+    """
 
     def fits(delimiter: str) -> tuple[int, int]:
         header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
@@ -194,7 +200,9 @@ def _folder(path: Path) -> Table:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Return the Arrow files of a folder that `Dataset.save_to_disk` wrote, in the order of the rows.
+    """Return the Arrow files of a folder that `Dataset.save_to_disk` wrote.
+
+    Return the Arrow files of a folder that `Dataset.save_to_disk` wrote, in the order of the rows.
 
     Raises:
         DataError: it is no such folder.
