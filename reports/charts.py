@@ -9,7 +9,7 @@ with the same data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -127,13 +127,19 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
         drawn += [symbol(shape, 50, place, fill=colour) for place in places]
         row = _HALF_LABEL + turn * 16
         drawn.append(symbol(shape, 90, (width + 24, row), fill=colour))
-        drawn.append(middle_text(_clip(attack), (width + 34, row), colour=MUTED))
-    right = 34 + LETTER * max(len(_clip(attack)) for attack in attacks) + _AIR
+        drawn.append(middle_text(clip(attack), (width + 34, row), colour=MUTED))
+    right = 34 + LETTER * max(len(clip(attack)) for attack in attacks) + _AIR
     below = max(2 * AXIS_ROOM, len(attacks) * 16 - height) + _AIR
     return picture(drawn, (width, height), Margins(_NAMES, _AIR + _HALF_LABEL, right, below), title)
 
 
-def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | None]], title: str, share: str) -> Markup:
+def step_chart(
+    marks: Sequence[StepMark],
+    shares: Sequence[tuple[int, float | None]],
+    title: str,
+    share: str,
+    below: Callable[[Callable[[int], float], float, float], tuple[str, float]] | None = None,
+) -> Markup:
     """Draw what each attack recovered at each training step, as marks.
 
     A chart above them shows the share of the text or of the labels that was recovered.
@@ -143,6 +149,8 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
         shares: (step, share that the best attack recovered; None if there is no number).
         title: what the chart says, in a sentence.
         share: title of the axis of the share.
+        below: draws something over the same steps. It gets the function from a step to its place, the width and the upper end, and returns
+            elements and their height in pixels; None for nothing.
     """
     width, above = 640, 90
     steps = sorted({mark.step for mark in marks})
@@ -155,8 +163,12 @@ def step_chart(marks: Sequence[StepMark], shares: Sequence[tuple[int, float | No
     drawn += [symbol("circle", size * 0.6, place, fill=INK) for place in known]
     rows = {attack: above + 8 + _ROW * (n + 0.5) for n, attack in enumerate(dict.fromkeys(m.attack for m in marks))}
     for attack, y in rows.items():
-        drawn += [hairline((0, y), (width, y), HAIRLINE), middle_text(_clip(attack), (-2, y), "end", MUTED)]
-    height = above + 8 + _ROW * len(rows)
+        drawn += [hairline((0, y), (width, y), HAIRLINE), middle_text(clip(attack), (-2, y), "end", MUTED)]
+    height: float = above + 8 + _ROW * len(rows)
+    if below is not None:
+        more, room_below = below(axis.at, width, height)
+        drawn.append(more)
+        height += room_below
     drawn.append(axis.drawn(height))
     for one in marks:
         shape, colour, filled = STATES[one.state]
@@ -187,7 +199,7 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
         drawn.append(symbol(shape, 130, (width * rate.rate, y), fill=fill, stroke=stroke))
         # no bar may cross the note: it is right of the rows, or above a single row, on the side without the limit's name
         if not one:
-            drawn.append(middle_text(_clip(rate.name), (-12, y), "end", MUTED))
+            drawn.append(middle_text(clip(rate.name), (-12, y), "end", MUTED))
             drawn.append(middle_text(rate.note, (width + 12, y)))
         elif limit is not None and limit >= 0.5:
             drawn.append(text(rate.note, (0, -10)))
@@ -236,5 +248,6 @@ def _share_axis(title: str, width: float, height: float) -> str:
     return left_axis(ticks, width, height) + middle_text(title, (-48, 45), "end", MUTED)
 
 
-def _clip(name: str) -> str:
+def clip(name: str) -> str:
+    """Return the name of a row, cut where it does not fit."""
     return name if len(name) <= _MOST_TEXT else name[: _MOST_TEXT - 1] + "…"

@@ -28,7 +28,7 @@ from leakaudit.reports.nights import Nights, nights_of
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
-from leakaudit.results.recovery import LEAST_SHARE, amount
+from leakaudit.results.recovery import amount
 from leakaudit.results.schema import Attempt, AttemptStatus, Results, SequenceScore, StepRecord, TextMode
 
 
@@ -55,8 +55,7 @@ class Recovered:
     true: tuple[Run, ...] | None
     """The true text, with the recovered parts marked; only in mode full, else None."""
     guess: tuple[Run, ...] | None
-    """The guessed text; only in mode full, else None. Of a bag of tokens, the words of this text that it names, sorted; None if most of the
-    bag is wrong."""
+    """The guessed text; only in mode full, else None. Of a bag of tokens, the words of this text that it names, sorted."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def _recovered(attempt: Attempt, found: SequenceScore, sample: Sample | None, mo
         true = runs(sample.true_pattern, sample.true_tokens)
         if sample.guess_pattern is not None:
             guess = runs(sample.guess_pattern, sample.guess_tokens or ())
-        elif (found.token_precision or 0.0) >= LEAST_SHARE:
+        else:
             guess = named(sample.true_pattern, sample.true_tokens)
     return Recovered(attempt.attack, attempt.defense, attempt.status, found, attempt.wall_s, found.strip, true, guess)
 

@@ -146,6 +146,28 @@ def bar(start: float, end: float, y: float, height: float, colour: str) -> str:
     return f'<rect {place} rx="{_n(min(height, end - start) / 2)}" fill="{colour}"/>'
 
 
+def block(x: float, y: float, width: float, height: float, colour: str, opacity: float = 1.0) -> str:
+    """Return a rectangle whose upper left corner is at (x, y)."""
+    faint = f' fill-opacity="{_n(opacity)}"' if opacity < 1 else ""
+    return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" fill="{colour}"{faint}/>'
+
+
+def hatched(x: float, y: float, width: float, height: float, colour: str) -> str:
+    """Return a rectangle filled with slanted lines, for what could not be judged.
+
+    The lines are one path and no pattern, because a pattern needs an id and is printed as a picture. Empty for a rectangle without area.
+    """
+    if width <= 0 or height <= 0:
+        return ""
+    gap, parts = 5.0, [f"M{_n(x)},{_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}Z"]
+    for turn in range(1, math.ceil((width + height) / gap)):
+        across = turn * gap  # where the line x + y = across enters and leaves the rectangle
+        start = max(0.0, across - height), min(across, height)
+        end = min(across, width), max(0.0, across - width)
+        parts.append(f"M{_n(x + start[0])},{_n(y + start[1])}L{_n(x + end[0])},{_n(y + end[1])}")
+    return f'<path d="{"".join(parts)}" stroke="{colour}" stroke-width="1"/>'
+
+
 def polyline(points: Sequence[tuple[float, float]], colour: str) -> str:
     """Return straight lines through points."""
     return f'<path d="{_through(points)}" stroke="{colour}" stroke-width="1.5"/>'

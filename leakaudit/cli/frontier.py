@@ -155,7 +155,7 @@ class Asked:
         """Print the plan."""
         with tempfile.TemporaryDirectory() as folder:
             work = self._work(self._steps(), Path(folder))
-            work.price_all()
+            work.estimate_all()
             print_plan(work)
         return None, None
 

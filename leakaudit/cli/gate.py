@@ -17,6 +17,7 @@ from leakaudit.cli.gate_runs import Runs, judged_together, with_runs
 from leakaudit.cli.judging import Yardstick, judging, read_judged
 from leakaudit.errors import ResultsError
 from leakaudit.exit_codes import ExitCode
+from leakaudit.files.collector import collector_paused
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -100,9 +101,10 @@ def _judged(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: date
         ConfigError: the policy or the waivers are wrong.
     """
     try:
-        if runs.several:
-            return judged_together(runs, by, released, now)
-        return read_judged(runs.files[0], by, released).verdict(now)
+        with collector_paused():
+            if runs.several:
+                return judged_together(runs, by, released, now)
+            return read_judged(runs.files[0], by, released).verdict(now)
     except ResultsError as error:
         from leakaudit.gate.evaluate import unreadable
         from leakaudit.gate.subject import judged_by

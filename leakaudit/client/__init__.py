@@ -16,6 +16,7 @@ __all__ = [
     "other_order",
     "other_steps",
     "output_gradients",
+    "per_example",
     "recipe",
     "replay",
     "sequences",

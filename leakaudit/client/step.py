@@ -18,7 +18,8 @@ from leakaudit.client.facts import PublicFacts
 from leakaudit.client.fused_head import label_scores
 from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
-from leakaudit.client.output_gradients import gradients_by_row, send_back
+from leakaudit.client.output_gradients import send_back
+from leakaudit.client.per_example import gradients_of_examples
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
     client_attention,
@@ -127,11 +128,14 @@ class ClientStep:
             total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
             for batch in self.truth.micro_batches:
                 share = 1 if summed else len(batch.inputs["input_ids"])
-                for example in self._per_example(batch, parameters, share):
+                examples = gradients_of_examples(
+                    self._forward, batch, parameters, divisor=self.recipe.loss_divisor, share=share
+                )
+                for example in examples:
                     norm = torch.stack([g.norm() for g in example.values()]).norm()
                     factor = float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
                     for name, gradient in example.items():
-                        total[name] += factor * gradient
+                        total[name].add_(gradient, alpha=factor)
         return {name: gradient / divisor for name, gradient in total.items()}
 
     def _check_replayable(self) -> None:
@@ -253,29 +257,6 @@ class ClientStep:
         if batch.num_items is not None and self.recipe.loss == "pulls":
             inputs["num_items_in_batch"] = batch.num_items
         return inputs
-
-    def _per_example(
-        self, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], share: float
-    ) -> Iterator[dict[str, Tensor]]:
-        """Yield the gradient of each example by parameter name.
-
-        It is `share` times the example's part in the gradient of the micro-batch.
-        """
-        with self._forward(batch) as outputs:
-            rows = len(batch.inputs["input_ids"])
-            tensors, output_gradients = gradients_by_row(
-                outputs, batch.output_gradients, rows, self.recipe.loss_divisor
-            )
-        for row in range(rows):
-            for parameter in parameters.values():
-                parameter.grad = None
-            own = []
-            for gradient in output_gradients:
-                mine = torch.zeros_like(gradient)
-                mine[row] = share * gradient[row]
-                own.append(mine)
-            torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
-            yield take_gradients(parameters)
 
 
 def _scored_labels(

@@ -3,4 +3,4 @@
 It needs the standard library only and imports nothing but `errors`.
 """
 
-__all__ = ["git", "json_lines", "private_files", "regular_files", "strict_json"]
+__all__ = ["collector", "git", "json_lines", "private_files", "regular_files", "strict_json"]

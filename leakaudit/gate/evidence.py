@@ -104,6 +104,7 @@ class Index:
             self.of_defense.setdefault(attempt.defense, []).append(attempt)
         self._able: dict[str, frozenset[str]] = {}
         self._short: dict[tuple[bool, int | None], frozenset[str]] = {}
+        self._texts: dict[tuple[bool, int | None], dict[str, int]] = {}
 
     def able(self, rule: Rule) -> frozenset[str]:
         """Return the attacks that could show a rule's event or score on at least one step."""
@@ -115,6 +116,16 @@ class Index:
                     found.add(attempt.attack)
             self._able[about] = frozenset(found)
         return self._able[about]
+
+    def texts(self, rule: Rule) -> dict[str, int]:
+        """Return the number of true texts of each step that are long enough for a rule."""
+        about = _about_long_texts(rule), rule.min_tokens
+        if about not in self._texts:
+            found: dict[str, set[str]] = {}
+            for attempt in self.attempts:
+                found.setdefault(attempt.step, set()).update(s.id for s in attempt.sequences if _counts(rule, s))
+            self._texts[about] = {step: len(names) for step, names in found.items()}
+        return self._texts[about]
 
     def short(self, rule: Rule) -> frozenset[str]:
         """Return the steps whose texts are all too short for a rule.
@@ -355,8 +366,8 @@ class _RuleScope:
 
     def texts(self, steps: AbstractSet[str]) -> int:
         """Count the true texts of some steps that are long enough for the rule."""
-        mine = (attempt for attempt in self.results.attempts if attempt.step in steps)
-        return len({(a.step, s.id) for a in mine for s in a.sequences if _counts(self.rule, s)})
+        found = self.index.texts(self.rule)
+        return sum(found.get(step, 0) for step in steps)
 
     def _why_unjudged(self, step: StepRecord, tried: Sequence[Attempt]) -> str:
         """Return why a step without evidence could not be judged.

@@ -25,6 +25,7 @@ __all__ = [
     "sequential",
     "short_outputs",
     "summary",
+    "usual",
     "utility",
     "wording",
 ]

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 MIN_STEPS_FOR_BOOTSTRAP = 30
@@ -51,6 +52,7 @@ class Bounds:
     """In words, for the report."""
 
 
+@lru_cache(4096)
 def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
     """Return the upper Clopper-Pearson bound of the leak rate: k leaks in n steps.
 
@@ -80,6 +82,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
     return round(_root(lambda rate: _at_most(k, n, rate) <= 1.0 - confidence), _DIGITS)
 
 
+@lru_cache(4096)
 def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
     """Return the lower Clopper-Pearson bound of the leak rate: k leaks in n steps.
 

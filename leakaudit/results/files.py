@@ -14,10 +14,12 @@ from pydantic import ValidationError
 from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
+from leakaudit.files.collector import collector_paused
 from leakaudit.files.strict_json import parse_json, place, read_bounded, short
 from leakaudit.results.former_keys import RENAMED_IN_SEQUENCES
 from leakaudit.results.not_audited import refuse_unaudited
 from leakaudit.results.schema import SCHEMA, Results
+from leakaudit.results.usual import usual_results
 
 
 def load_results(path: Path) -> Results:
@@ -44,7 +46,11 @@ def read_results(path: Path) -> tuple[Results, str]:
         refuse_unaudited(folder)
     try:
         raw = read_bounded(path)
-        data = parse_json(raw)
+        sha256 = hashlib.sha256(raw).hexdigest()
+        with collector_paused():
+            if (usual := _usual(raw)) is not None:
+                return usual, sha256
+            data = parse_json(raw)
     except FileNotFoundError:
         raise ResultsError(f"{path}: no such file; `leakaudit run` or `leakaudit simulate` writes one") from None
     except (OSError, ValueError, MemoryError) as error:
@@ -53,7 +59,7 @@ def read_results(path: Path) -> tuple[Results, str]:
             f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
         ) from None
     try:
-        return _results_of(data), hashlib.sha256(raw).hexdigest()
+        return _results_of(data), sha256
     except ValueError as error:
         raise ResultsError(f"{path}: {error}") from None
 
@@ -64,7 +70,26 @@ def parse_results(raw: bytes) -> Results:
     Raises:
         ValueError: they are no results, or were changed; the message says why.
     """
-    return _results_of(parse_json(raw))
+    usual = _usual(raw)
+    return _results_of(parse_json(raw)) if usual is None else usual
+
+
+def _usual(raw: bytes) -> Results | None:
+    """Return results that are as this version writes them; None for all others.
+
+    The keys that results hold decide whether a reader would take a default for one, and the digest whether they were changed.
+    """
+    try:
+        found = usual_results(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return None
+    if found is None:
+        return None
+    results, data, digest = found
+    version = _version(results.schema_)
+    whole = _same_keys(data, results.model_dump(mode="json", by_alias=True, exclude={"attempts"}))
+    known = version is not None and _DIGEST_SINCE <= version <= OWN_VERSION
+    return results if known and whole and results.digest == digest else None
 
 
 def _results_of(data: Any) -> Results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 STARTS = (1, 2, *(2**power + 1 for power in range(1, 30)))
 """First lengths of the ranges."""
@@ -45,6 +46,7 @@ def _ranged(found: re.Match[str]) -> str:
     return bucket(math.ceil(value)) if 1 < value < math.inf else written
 
 
+@lru_cache(1024)
 def bounds_of(written: str) -> tuple[int, int] | None:
     """Return the ends of a range such as `9-16`; None if the text is not a range.
 

@@ -239,11 +239,8 @@ class Spool:
         return not (self.root / AUDIT_FILE).is_file()
 
     def entries(self) -> list[Path]:
-        """Return the snapshots in any state; an empty list if the spool was removed.
-
-        Hidden names are files that `write_atomic` was writing when its process was killed.
-        """
-        try:
+        """Return the snapshots in any state; an empty list if the spool was removed."""
+        try:  # a hidden name is a file that `write_atomic` writes
             return [path for path in self.root.iterdir() if path.suffix in STATES and path.name[0] != "."]
         except OSError:
             return []

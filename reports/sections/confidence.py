@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import percent
+from leakaudit.reports.escaping import plain
+from leakaudit.reports.pictures import Limited, limits_chart
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.results import bounds as stats
@@ -32,7 +35,70 @@ def section(redacted: RedactedResult) -> Section:
     lines = [line for line in [_unverifiable_line(results)] if line]
     lines += [control.sentence for control in verdict.controls]
     lines += [f"Note on the {name} control: {c.note}" for name, c in _notes(results)]
-    return Section("confidence", "How sure is this?", {"confidence": text, "controls": lines})
+    rows, said = _limits(verdict), _to_green(verdict)
+    picture = {
+        "chart": limits_chart(rows, plain(said)) if rows else None,
+        "said": said,
+        "rows": [_row(row) for row in rows],
+    }
+    return Section("confidence", "How sure is this?", {"confidence": text, "controls": lines} | picture)
+
+
+def _rated(verdict: Verdict) -> list[RuleVerdict]:
+    """Return the rules on a rate that have evidence."""
+    return [r for r in verdict.rules if r.kind == "max_rate" and r.k is not None and r.n and r.upper is not None]
+
+
+def _limits(verdict: Verdict) -> list[Limited]:
+    rows = []
+    for rule in _rated(verdict):
+        k, upper, lower = rule.k or 0, rule.upper or 0.0, rule.lower or 0.0
+        clean = rule.status is Status.PASS and not rule.censored and not k
+        found = "leak" if k else "clean" if clean else "open"
+        rows.append(
+            Limited(
+                plain(rule.id), k / rule.n, lower, upper, rule.threshold, f"{k} of {rule.n}, {_needed(rule)}", found
+            )
+        )
+    return rows
+
+
+def _needed(rule: RuleVerdict) -> str:
+    if rule.status is Status.PASS:
+        return "passes"
+    if rule.more_clean_steps is None:
+        return "above its limit" if (rule.lower or 0.0) > rule.threshold else "not decided"
+    return f"passes after {counted(rule.more_clean_steps, 'more clean step')}"
+
+
+def _to_green(verdict: Verdict) -> str:
+    """Return the answer of the picture: which rules are decided, and how many steps the others need."""
+    rules = _rated(verdict)
+    over = sum((r.lower or 0.0) > r.threshold for r in rules)
+    needed = [r.more_clean_steps for r in rules if r.more_clean_steps is not None and r.status is not Status.PASS]
+    said = [
+        f"{sum(r.status is Status.PASS for r in rules)} of {counted(len(rules), 'rule')} on rates {_is(len(rules))} met"
+    ]
+    if over:
+        said.append(f"the whole interval of {over} lies above the limit")
+    if needed:
+        said.append(f"to meet the others takes at least {counted(max(needed), 'more step')} without a leak")
+    return "; ".join(said) + "."
+
+
+def _is(n: int) -> str:
+    return "is" if n == 1 else "are"
+
+
+def _row(one: Limited) -> dict[str, str]:
+    bounds = f"{percent(one.lower)} to {percent(one.upper)}"
+    return {
+        "rule": one.name,
+        "rate": percent(one.rate),
+        "bounds": bounds,
+        "limit": percent(one.limit),
+        "note": one.note,
+    }
 
 
 def _unverifiable_line(results: Results) -> str:

@@ -19,6 +19,7 @@ from leakaudit.reports.cells import OBSERVED
 from leakaudit.reports.charts import SharePoint, share_chart
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.measures import label_metrics
+from leakaudit.reports.pictures import counts_chart
 from leakaudit.reports.redaction import LabelView, RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results import bounds as stats
@@ -65,6 +66,7 @@ def section(redacted: RedactedResult) -> Section | None:
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
             "attacks": list(dict.fromkeys(a.attack for a in verified)),
             "counts": tables[:MOST_STEPS],
+            "pictures": _pictures([view for view in views if view.step in bounding]),
             "more": f"{hidden} more steps are in the private journal." if hidden else "",
         },
     )
@@ -117,6 +119,29 @@ def _chart(attempts: Sequence[Attempt], steps: Mapping[str, int], label: str) ->
     if len({point.step for point in points}) < 2:
         return None
     return share_chart(points, "Share of the labels that each attack got right, by training step", plain(label))
+
+
+def _pictures(views: Sequence[LabelView]) -> list[dict[str, Any]]:
+    """Return true against recovered counts of each attack, over all steps; only mode full has them."""
+    found: dict[str, dict[tuple[int, int], int]] = {}
+    for view in views:
+        for _, true, guess in view.rows or ():
+            mine = found.setdefault(view.attack, {})
+            mine[true, guess] = mine.get((true, guess), 0) + 1
+    made = []
+    for attack, points in found.items():
+        total, right = sum(points.values()), sum(n for (true, guess), n in points.items() if true == guess)
+        said = f"{attack}: {right:,} of {total:,} class counts are right ({percent(right / total)})"
+        off = [abs(true - guess) for (true, guess), n in points.items() for _ in range(n) if true != guess]
+        said += f"; the others are wrong by {fmean(off):.1f} examples on average." if off else "."
+        made.append(
+            {
+                "said": said,
+                "chart": counts_chart(points, plain(said)),
+                "rows": [(*pair, n) for pair, n in sorted(points.items())],
+            }
+        )
+    return made
 
 
 def _by_step(attempts: Sequence[Attempt], steps: Mapping[str, int]) -> list[dict[str, Any]]:

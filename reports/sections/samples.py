@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED
+from leakaudit.reports.escaping import plain
 from leakaudit.reports.evidence import sample_anchors
 from leakaudit.reports.measures import scores_of
-from leakaudit.reports.redaction import Recovered, RedactedResult, SequenceView
+from leakaudit.reports.personal_data import classes_in
+from leakaudit.reports.pictures import CLEAN_STATE, Column, distribution_chart
+from leakaudit.reports.redaction import Recovered, RedactedResult, Run, SequenceView
 from leakaudit.reports.section import Section
 from leakaudit.reports.wording import OUTCOMES, run_time
+from leakaudit.results.journal import TokenMatch
+from leakaudit.results.recovery import amount
 from leakaudit.results.schema import LENGTHS, AttemptStatus, Catalogue, Results, TextMode
 from leakaudit.results.wording import counted
 
@@ -29,6 +36,10 @@ def section(redacted: RedactedResult) -> Section:
         }[redacted.mode]
         lead += f" {exact} of {shown} below came back word for word. For each text, the attack that recovered most of it is shown."
     more = redacted.hidden_sequences
+    columns = _distribution(redacted.results)
+    said = _how_much(columns)
+    samples = [_sample(view, redacted.results, anchors) for view in redacted.sequences]
+    same, others = _folded(samples, redacted.mode)
     rest = f"{counted(more, 'further text')} came back to a lesser extent; results.json has the numbers."
     return Section(
         "samples",
@@ -36,27 +47,99 @@ def section(redacted: RedactedResult) -> Section:
         {
             "full": redacted.mode is TextMode.FULL,
             "hash": redacted.mode is TextMode.HASH,
-            "samples": [_sample(view, redacted.results, anchors) for view in redacted.sequences],
+            "same": same,
+            "top": others[:TOP],
+            "others": others[TOP:],
+            "samples": samples,
+            "said": said,
+            "chart": distribution_chart(columns, plain(said), "texts") if said else None,
+            "columns": [(one.name, one.count) for one in columns],
             "lead": lead,
             "more": rest if more else "",
         },
     )
 
 
+TOP = 10
+"""Texts that are shown at once; the others are behind a summary."""
+
+
+def _distribution(results: Results) -> list[Column]:
+    """Return how many texts came back to which extent, by the best attack on each, from the update as produced.
+
+    A text of a step that cannot be verified, and that did not come back by half, is no evidence.
+    """
+    bounding = {step.id for step in results.steps if step.verification.status.bounds}
+    best: dict[tuple[str, str], tuple[float, bool]] = {}
+    unsure: set[tuple[str, str]] = set()
+    for attempt in results.attempts:
+        for found in attempt.sequences if attempt.defense == OBSERVED else ():
+            share = amount(found)
+            if share is None:
+                continue
+            key, here = (attempt.step, found.id), (share, bool(found.exact))
+            best[key] = max(best.get(key, here), here, key=lambda pair: (pair[1], pair[0]))
+    unsure = {key for key, (share, exact) in best.items() if key[0] not in bounding and share < 0.5 and not exact}
+    counts = [0] * 6
+    for key, (share, exact) in best.items():
+        if key not in unsure:
+            counts[5 if exact else 0 if share == 0 else min(4, 1 + int(share * 4))] += 1
+    names = ("nothing", "below 25%", "25% to 50%", "50% to 75%", "75% or more", "word for word")
+    kinds = (CLEAN_STATE, CLEAN_STATE, CLEAN_STATE, "words leaked", "words leaked", "text leaked")
+    columns = [Column(*one) for one in zip(names, counts, kinds, strict=True)]
+    return [*columns, Column("not judged", len(unsure), "unsure")] if unsure else columns
+
+
+def _how_much(columns: Sequence[Column]) -> str:
+    """Return the answer of the distribution in a sentence; empty without a text."""
+    total = sum(one.count for one in columns)
+    if not total:
+        return ""
+    whole = sum(one.count for one in columns if one.kind == "text leaked")
+    half = sum(one.count for one in columns if one.kind == "words leaked")
+    said = f"{whole:,} of {counted(total, 'text')} came back word for word ({percent(whole / total)})"
+    return f"{said}, and {half:,} more by half or more ({percent(half / total)})."
+
+
+def _folded(samples: Sequence[dict[str, Any]], mode: TextMode) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the texts that came back word for word and say no more than that, and the others.
+
+    In mode full every text says more, but one with the same content as an earlier one.
+    """
+    whole = [sample for sample in samples if sample["words"] and len(sample["recovered"]) == 1]
+    if len(whole) < 2 or mode is TextMode.HASH:
+        return [], list(samples)
+    return whole, [sample for sample in samples if sample not in whole]
+
+
+def _longest(runs: Sequence[Run] | None) -> tuple[Run, ...]:
+    """Return the longest run of tokens that came back side by side; empty if there is none of two."""
+    found = [run for run in runs or () if run.match is TokenMatch.BIGRAM]
+    return (max(found, key=lambda run: run.tokens),) if found else ()
+
+
+def _words(runs: Sequence[Run] | None) -> str:
+    return "".join(run.text for run in runs or ())
+
+
 def _sample(view: SequenceView, results: Results, anchors: dict[tuple[str, str], str]) -> dict[str, Any]:
+    true = next((item.true for item in view.recovered if item.true is not None), None)
     return {
+        "classes": classes_in(_words(true)),
+        "longest": _longest(true) if view.recovered[0].scores.exact is False else (),
         "anchor": anchors[view.step, view.sequence],
         "step": next(step.step for step in results.steps if step.id == view.step),
         "name": view.sequence,
         "hmac": view.hmac,
         "length": view.length,
-        "true": next((item.true for item in view.recovered if item.true is not None), None),
+        "true": true,
         "words": "word for word" if view.recovered[0].scores.exact else "",
         "recovered": [
             {
                 "ships": item.defense == OBSERVED,
                 "defense": item.defense,
                 "guess": item.guess,
+                "equal": true is not None and item.guess is not None and _words(item.guess) == _words(true),
                 "strip": item.strip,
                 "scores": item.scores,
                 "caption": _caption(item, results.catalogue),

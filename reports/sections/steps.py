@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from markupsafe import Markup
+
 from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, attack_names, state_of, unjudged_by
 from leakaudit.reports.charts import STATES, StepMark, step_chart
 from leakaudit.reports.escaping import plain
+from leakaudit.reports.pictures import LOSS_ROOM, group_chart, groups_of, loss_panel
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
@@ -30,6 +33,8 @@ class _Step:
     phase: str
     share: float | None
     """Share of the text, or of the labels, that the best attack recovered; None if there is no number."""
+    loss: float | None
+    """Loss of the batch; None if the results do not hold it."""
     states: tuple[str, ...]
     """State of each attack, in the order of the battery."""
 
@@ -47,9 +52,6 @@ def section(redacted: RedactedResult) -> Section:
     nobody = {step.id for step in usable if step.id in unsaid[""]} - silent
     share_of = _text_share if text else _label_share
     steps = [_step(step, by_step[step.id], attacks, share_of, step.id in silent, unsaid) for step in usable]
-    marks = [
-        StepMark(s.number, plain(name), state) for s in steps for name, state in zip(attacks, s.states, strict=True)
-    ]
     aside = _aside(len(silent), len(nobody))
     lead = _lead([step for step in usable if step.id not in silent | nobody], by_step, aside)
     drawn = len(usable) > 1 and attacks
@@ -60,13 +62,55 @@ def section(redacted: RedactedResult) -> Section:
         {
             "attacks": attacks,
             "lead": lead,
-            "chart": step_chart(marks, [(s.number, s.share) for s in steps], plain(lead), measured) if drawn else None,
+            "chart": _chart(steps, attacks, plain(lead), measured) if drawn else None,
+            "grouped": len(steps) > MOST_MARKS,
+            "when": _when([s for s in usable if s.id not in silent | nobody], by_step),
+            "with_loss": any(step.loss is not None for step in steps),
             "table": [_row(step) for step in steps][:MOST_ROWS],
-            "gap": gap if any(step.share is None for step in steps) else "",
-            "states": [name for name in STATES if any(mark.state == name for mark in marks)],
+            "cut": f"The first {MOST_ROWS} of {len(steps):,} steps; results.json has all of them."
+            if len(steps) > MOST_ROWS
+            else "",
+            "gap": gap if any(step.share is None for step in steps) and len(steps) <= MOST_MARKS else "",
+            "states": [name for name in STATES if any(name in step.states for step in steps)],
             "share_name": f"{measured.capitalize()} that came back, by the best attack",
         },
         heading="What leaked, step by step",
+    )
+
+
+MOST_MARKS = 60
+"""Most steps that are drawn one by one. Our choice: the marks of more steps would touch."""
+
+
+def _chart(steps: Sequence[_Step], attacks: Sequence[str], title: str, measured: str) -> Markup:
+    """Draw every step by itself, or columns of neighbouring steps if there are many."""
+    names = [plain(name) for name in attacks]
+    if len(steps) > MOST_MARKS:
+        every = sorted(steps, key=lambda step: step.number)
+        found = [(s.number, dict(zip(names, s.states, strict=True)), s.share, s.loss) for s in every]
+        return group_chart(groups_of(found), title, measured)
+    marks = [StepMark(s.number, name, state) for s in steps for name, state in zip(names, s.states, strict=True)]
+
+    def below(at: Callable[[int], float], width: float, y: float) -> tuple[str, float]:
+        every = sorted(steps, key=lambda step: step.number)
+        places = [None if s.loss is None else (at(s.number), s.loss, s.loss) for s in every]
+        return loss_panel(places, width, y), LOSS_ROOM
+
+    known = any(step.loss is not None for step in steps)
+    return step_chart(marks, [(s.number, s.share) for s in steps], title, measured, below if known else None)
+
+
+def _when(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]]) -> str:
+    """Return a sentence on whether early or late steps leaked more; empty for fewer than ten steps."""
+    every = sorted(steps, key=lambda step: step.step)
+    leaked = [bool(severity(by_step[step.id])) for step in every]
+    if len(every) < 10 or not any(leaked):
+        return ""
+    half = len(leaked) // 2
+    early, late = leaked[:half], leaked[half:]
+    return (
+        f"Early or late: {sum(early)} of the first {len(early)} audited steps leaked ({percent(sum(early) / len(early))}), "
+        f"and {sum(late)} of the last {len(late)} ({percent(sum(late) / len(late))})."
     )
 
 
@@ -93,7 +137,7 @@ def _step(
     ]
     if silent:
         states = ["unverifiable" if state in _SEARCHED else state for state in states]
-    return _Step(step.step, step.phase, max(shares) if shares and not silent else None, tuple(states))
+    return _Step(step.step, step.phase, max(shares) if shares and not silent else None, step.loss, tuple(states))
 
 
 def _state(attempts: Sequence[Attempt], *, unjudged: bool) -> str:
@@ -122,7 +166,8 @@ def _aside(silent: int, unjudged: int) -> str:
 
 def _row(step: _Step) -> dict[str, Any]:
     shown = "no number" if step.share is None else percent(step.share)
-    return {"step": step.number, "phase": step.phase, "share": shown, "states": step.states}
+    loss = "no number" if step.loss is None else f"{step.loss:.4g}"
+    return {"step": step.number, "phase": step.phase, "share": shown, "loss": loss, "states": step.states}
 
 
 def _text_share(attempt: Attempt) -> float | None:

@@ -30,6 +30,26 @@ class Priced:
     """Bytes of the update without the defence, in float32."""
 
 
+def seconds_of_step(
+    trainer: Trainer, defense: Defense | None, seed: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the seconds of one training step under a defence, for an estimate.
+
+    Args:
+        trainer: makes the trainings.
+        defense: None for a training without a defence.
+        seed: of the training.
+        clock: returns seconds since any fixed time.
+
+    Raises:
+        NonFiniteUpdateError, SnapshotError, ValueError: the defence does not fit this training.
+    """
+    run, batch = trainer.start(seed), next(trainer.batches_of(seed))
+    optimizer, begun = run.optimizer(trainer.trainings.train_rate), clock()
+    run.advance(batch, defense, torch.Generator().manual_seed(seed), optimizer)
+    return clock() - begun
+
+
 def price_of(
     trainer: Trainer, defense: Defense | None, seed: int, clock: Callable[[], float] = time.perf_counter
 ) -> Priced:

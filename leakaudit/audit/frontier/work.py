@@ -13,7 +13,7 @@ import numpy as np
 from leakaudit import __version__
 from leakaudit.audit.frontier.evaluation import metrics_of
 from leakaudit.audit.frontier.plan import Candidate, Need, Trial, dropped, has_rivals, need_of, short_steps
-from leakaudit.audit.frontier.prices import price_of
+from leakaudit.audit.frontier.prices import price_of, seconds_of_step
 from leakaudit.audit.frontier.rows import Found
 from leakaudit.audit.frontier.store import KeptMetric, KeptPrice, KeptTraining, Store
 from leakaudit.audit.frontier.training import Trainer
@@ -67,10 +67,21 @@ class Work:
             kept = self.store.find(key, KeptPrice)
             if kept is None:
                 self.notice(f"timing {candidate.label}")
-                kept = self._priced(candidate)
+                kept = self._priced(candidate, self._several_steps)
                 if not kept.unfit:
                     self.store.keep(key, kept)
             self.prices[candidate.label] = kept
+
+    def estimate_all(self) -> None:
+        """Estimate the time of every candidate from one step of it; nothing is kept."""
+        for candidate in self.candidates:
+            self.prices[candidate.label] = self._priced(candidate, self._one_step)
+
+    def _one_step(self, candidate: Candidate) -> KeptPrice:
+        return KeptPrice(step_s=seconds_of_step(self.trainer, candidate.defense, self.seeds[0]))
+
+    def _several_steps(self, candidate: Candidate) -> KeptPrice:
+        return KeptPrice(**asdict(price_of(self.trainer, candidate.defense, self.seeds[0])))
 
     def run(self, results: Results) -> None:
         """Take all trainings; finished ones are read.
@@ -165,9 +176,10 @@ class Work:
         choice = tuple((trained.choice.losses / trained.choice.tokens).tolist())
         return KeptTraining(**facts, choice=choice, metrics=metrics)
 
-    def _priced(self, candidate: Candidate) -> KeptPrice:
+    def _priced(self, candidate: Candidate, measure: Callable[[Candidate], KeptPrice]) -> KeptPrice:
+        """Return what `measure` returns, or why the defence has no price."""
         try:
-            return KeptPrice(**asdict(price_of(self.trainer, candidate.defense, self.seeds[0])))
+            return measure(candidate)
         except NonFiniteUpdateError:
             return KeptPrice()  # it diverges at once, which its trainings tell
         except UNFIT as error:

@@ -1,0 +1,112 @@
+"""The gradient of each example of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from leakaudit.client.output_gradients import gradients_by_row
+from leakaudit.client.replay import take_gradients
+from leakaudit.client.truth import MicroBatch
+
+SAME_OUTPUT = 1e-4
+"""Largest difference of an example's output alone from that in its batch, as a share of its largest entry. Our choice: products of float32
+differ by about 1e-6 between sizes of batches, and dropout moves outputs by a tenth or more."""
+
+Forward = Callable[[MicroBatch], AbstractContextManager[dict[str, Tensor]]]
+"""Runs the client's model on a micro-batch and gives its outputs by path."""
+
+
+def gradients_of_examples(
+    forward: Forward, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], *, divisor: float, share: float
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the gradient of each example by parameter name.
+
+    It is `share` times the example's part in the gradient of the micro-batch. Where an example gives the same outputs alone as in its batch,
+    its gradient costs a forward and a backward pass over one example. Elsewhere, as with dropout, it costs a backward pass over the batch.
+
+    Args:
+        forward: runs the client's model.
+        batch: the micro-batch.
+        parameters: those of the model whose gradients are asked for; their `grad` is overwritten.
+        divisor: divisor of the client's loss, if the model computes it.
+        share: factor of every gradient.
+
+    Raises:
+        SnapshotError: no output has one row an example, so the examples' gradients cannot be told apart.
+    """
+    rows = len(batch.inputs["input_ids"])
+    with forward(batch) as outputs:
+        tensors, output_gradients = gradients_by_row(outputs, batch.output_gradients, rows, divisor)
+    names = {id(output): path for path, output in outputs.items()}
+    whole = {names[id(tensor)]: tensor for tensor in tensors}
+    is_independent = rows > 1
+    for row in range(rows):
+        for parameter in parameters.values():
+            parameter.grad = None
+        alone = _outputs_alone(forward, _example_of(batch, row, rows), row, whole) if is_independent else None
+        if alone is None:
+            is_independent = False
+            torch.autograd.backward(tensors, [_only(row, share * one) for one in output_gradients], retain_graph=True)
+        else:
+            torch.autograd.backward(alone, [share * one[row : row + 1] for one in output_gradients])
+        yield take_gradients(parameters)
+
+
+def _only(row: int, gradient: Tensor) -> Tensor:
+    """Return an output gradient that is zero outside of one row."""
+    mine = torch.zeros_like(gradient)
+    mine[row] = gradient[row]
+    return mine
+
+
+def _example_of(batch: MicroBatch, row: int, rows: int) -> MicroBatch:
+    """Return a micro-batch of one example, padded as in its batch."""
+
+    def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: tensor[row : row + 1] if tensor.dim() and len(tensor) == rows else tensor
+            for name, tensor in tensors.items()
+        }
+
+    return replace(
+        batch,
+        inputs=own(batch.inputs),
+        withheld_inputs=own(batch.withheld_inputs),
+        output_gradients=own(batch.output_gradients),
+    )
+
+
+def _outputs_alone(
+    forward: Forward, example: MicroBatch, row: int, whole: Mapping[str, Tensor]
+) -> Sequence[Tensor] | None:
+    """Return the outputs of one example without its batch.
+
+    None where they are not the outputs that it has in its batch.
+    A model may refuse a batch of one example, as batch normalisation does.
+
+    Args:
+        forward: runs the client's model.
+        example: the micro-batch of this example.
+        row: its number in its batch.
+        whole: path -> output of its batch, one row an example.
+    """
+    try:
+        with forward(example) as found:
+            pass
+    except Exception:
+        return None
+    outputs = []
+    for path, output in whole.items():
+        one, expected = found.get(path), output[row : row + 1]
+        if one is None or not one.requires_grad or one.shape != expected.shape:
+            return None
+        difference = (one.detach() - expected.detach()).abs().max()
+        if not bool(difference <= SAME_OUTPUT * expected.detach().abs().max()):
+            return None
+        outputs.append(one)
+    return outputs

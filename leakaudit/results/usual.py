@@ -1,0 +1,177 @@
+"""A reader of results that are as this version writes them, in little memory.
+
+The attempts are most of a file, so they are parsed, checked and counted into the digest a few at a time. This reader accepts a document, or says
+nothing about it: whatever is unusual is left to the general reader in `files.py`, which alone decides what is refused and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from leakaudit.results.schema import Attempt, AttemptStatus, Measured, Missing, Results, Score, SequenceScore
+
+_RARE = re.compile(r'\\u[dD][89a-fA-F]|(?:":|[\[,])[ \t\n\r]*-?[0-9]{20}')
+"""Half a surrogate pair, or a whole number of more digits than `strict_json` reads. A text may look like one; then it is unusual."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+_CHUNK = 256
+"""Attempts that are held as plain data at a time. Our choice: about 2 MB."""
+
+_SETS = [{*Score.model_fields}, {*Missing.model_fields}]
+"""Keys of what was measured, or is missing."""
+
+
+def usual_results(text: str) -> tuple[Results, dict[str, Any], str] | None:
+    """Return the results in a JSON text, their other data, and their digest.
+
+    None if anything is unusual: the text may not be JSON, hold a key twice or a number that is not finite, lack a key or have one too many, or
+    hold a value that does not fit. The data are those of the file without `attempts`, and a number without a fraction is a whole one. The digest is
+    that of `files.digest_of`; the caller compares it, the keys of the data, and the version.
+    """
+    if _RARE.search(text):
+        return None
+    try:
+        return _read(text)
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
+        return None  # the general reader says what is wrong
+
+
+def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
+    content, attempts = hashlib.sha256(b'{"attempts":['), _Attempts()
+    data: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    at = _after(text, 0, "{")
+    while True:
+        key, at = _scan(text, at)
+        at = _after(text, at, ":")
+        if not isinstance(key, str) or key in written:
+            return None
+        if key == "attempts":
+            written[key], at = "[]", attempts.read(text, at, content)
+        else:
+            data[key], end = _scan(text, at)
+            written[key], at = text[at:end], end
+        at = _space(text, at)
+        if text[at] != ",":
+            break
+        at = _after(text, at, ",")
+    if _after(text, at, "}") != len(text) or "attempts" not in written or min(data) < "attempts":
+        return None
+    content.update(b"]," + _canonical({key: value for key, value in data.items() if key != "digest"})[1:])
+    members = ",".join(f"{json.dumps(key)}:{value}" for key, value in written.items())
+    results = Results.model_validate_json(f"{{{members}}}", strict=True)
+    return results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}"
+
+
+class _Attempts:
+    """The attempts of a document; equal parts of them are one object."""
+
+    def __init__(self) -> None:
+        self.made: list[Attempt] = []
+        self._keys = _keys_of(Attempt(step="", attack="", defense="", seed=0, status=AttemptStatus.RAN))
+        self._of_sequences = _keys_of(SequenceScore(id="", hmac="", min_tokens_bucket=""))
+        self._known: dict[Measured, Measured] = {}
+        self._sets: dict[frozenset[str], set[str]] = {}
+
+    def read(self, text: str, at: int, content: Any) -> int:
+        """Read the list that begins at a place, and return the place after it.
+
+        Raises:
+            ValueError: an attempt is not as this version writes it.
+        """
+        at = _after(text, at, "[")
+        begin, chunk = at, []
+        while True:
+            one, at = _scan(text, at)
+            chunk.append(one)
+            end, at = at, _space(text, at)
+            more = text[at] == ","
+            if len(chunk) == _CHUNK or not more:
+                content.update(b"," * bool(self.made) + _canonical(chunk)[1:-1])
+                self._add(chunk, text[begin:end])
+                begin, chunk = at + 1, []
+            if not more:
+                return _after(text, at, "]")
+            at = _after(text, at, ",")
+
+    def _add(self, chunk: list[Any], written: str) -> None:
+        """Add attempts, given as data and as JSON text without the brackets."""
+        if not all(map(self._has_every_key, chunk)):
+            raise ValueError("an attempt has other keys than this version writes")
+        for attempt in _attempts().validate_json(f"[{written}]", strict=True):
+            for name, found in attempt.scores.items():
+                attempt.scores[name] = self._known.setdefault(found, found)
+            for model in (attempt, *attempt.sequences):
+                fields = model.model_fields_set
+                object.__setattr__(model, "__pydantic_fields_set__", self._sets.setdefault(frozenset(fields), fields))
+            self.made.append(attempt)
+
+    def _has_every_key(self, one: dict[str, Any]) -> bool:
+        """Return whether the data of an attempt have the keys that are written."""
+        measured = (
+            *one["scores"].values(),
+            one["reachable_tokens"],
+            one["reachable_sequences"],
+            one["guess_perplexity"],
+        )
+        return (
+            one.keys() == self._keys
+            and all(sequence.keys() == self._of_sequences for sequence in one["sequences"])
+            and all(value.keys() in _SETS for value in measured if isinstance(value, dict))
+        )
+
+
+@cache
+def _attempts() -> TypeAdapter[tuple[Attempt, ...]]:
+    return TypeAdapter(tuple[Attempt, ...])
+
+
+def _keys_of(model: BaseModel) -> set[str]:
+    """Return the keys that are written for a model."""
+    return {*model.model_dump(mode="json", by_alias=True)}
+
+
+def _space(text: str, at: int) -> int:
+    """Return the place after blanks."""
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _after(text: str, at: int, sign: str) -> int:
+    """Return the place after a sign and the blanks around it.
+
+    Raises:
+        ValueError: another sign is there.
+    """
+    at = _space(text, at)
+    if not text.startswith(sign, at):
+        raise ValueError(f"no {sign} here")
+    return _space(text, at + 1)
+
+
+def _canonical(data: Any) -> bytes:
+    """Return the text of data of which the digest is made."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
+
+
+_scan = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number).scan_once
+"""Reader of the JSON value at a place of a text; it returns the value and the place after it."""
