@@ -29,6 +29,9 @@ ROUGES: tuple[Rouge, ...] = ("rouge1", "rouge2", "rougeL")
 FOUND = 0.25
 """ROUGE-L above which a sentence counts as found. Source: FILM (Gupta et al. 2022), Sec. 6.2 and Table 3."""
 
+DRAW = 1_000_003
+"""Distance of the random seeds of two draws. Our choice: a prime above every seed in use."""
+
 
 @dataclass(frozen=True)
 class Client:
@@ -82,6 +85,9 @@ def attacked(
     defense: PluginSpec,
     budget: float,
     named: Mapping[str, Sequence[str]],
+    *,
+    draw: int = 0,
+    aware: bool = True,
 ) -> Found:
     """Attack one step under one defence and score the guess.
 
@@ -92,9 +98,12 @@ def attacked(
         defense: name and options.
         budget: seconds of computing, so that other jobs on the machine do not count.
         named: true text -> its named entities, where known.
+        draw: number of the draw of noise, masks and starts. Steps with the same number have the same ones.
+        aware: whether the attack knows the defence.
     """
-    rng = torch.Generator().manual_seed(simulator.what.seed)
+    rng = torch.Generator().manual_seed(simulator.what.seed + DRAW * draw)
     seen = defended(snapshot, defense, rng)
+    seen = seen if aware else seen.unaware()
     plugin, clock = attacks.create(attack.name, attack.options), Budget(budget, clock=time.process_time)
     try:
         seen, fits = readable(plugin, seen)
