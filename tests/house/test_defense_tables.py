@@ -53,7 +53,7 @@ def test_every_row_is_a_registered_defence_and_every_contender_an_attack(name: s
 
 
 def test_the_interval_of_equal_numbers_is_not_a_point() -> None:
-    """None of two steps leaked says little: the exact bound for 0 of 2 at 97.5 % is 0.842."""
+    """The exact bound for 0 of 2 at 97.5 % is 0.842."""
     assert interval([0.0, 0.0]) == pytest.approx((0.0, 0.8419), abs=1e-4)
     assert interval([0.4]) is None
     low, high = interval([0.4, 0.5, 0.6]) or (0.0, 0.0)
@@ -73,7 +73,7 @@ def test_our_row_follows_the_printed_one() -> None:
 def test_a_small_run_prints_each_defence_and_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a file keeps is not computed again, and holds no text."""
     model, data, keep = tmp_path / "model", tmp_path / "data.jsonl", tmp_path / "kept.jsonl"
-    tiny.bert().save_pretrained(model)
+    tiny.bert().save_pretrained(model)  # type: ignore[operator]
     tiny.bert_tokenizer().save_pretrained(model)
     data.write_text(
         "".join(json.dumps({"text": text, "label": 0}) + "\n" for text in ("a bird saw the horse", "two fish ate"))
