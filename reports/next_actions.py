@@ -41,9 +41,15 @@ def _actions(results: Results, verdict: Verdict) -> Iterator[Action]:
         yield Action("Repair the evidence", verdict.problems[0] if verdict.problems else verdict.sentence)
         yield Action("Judge again", "After the repair, run the gate on the same folder.", "leakaudit gate RUN")
         return
-    yield _ship(results, verdict)
+    is_open = verdict.verdict is Status.INCONCLUSIVE
+    if not is_open:
+        yield _ship(results, verdict)
     yield from _more_steps(results, verdict)
     yield from _blind(verdict)
+    if is_open:
+        yield from _unanswered(verdict)
+        if verdict.alternatives:
+            yield _ship(results, verdict)
     if verdict.verdict is not Status.PASS and verdict.alternatives and not results.utility:
         text = "What the tested defences cost the model was not measured. This measures it:"
         yield Action("Measure the price", text, plain(command_for(results)))
@@ -129,6 +135,13 @@ def _blind(verdict: Verdict) -> Iterator[Action]:
         why = f" {unseen.reasons[0]}" if unseen.reasons else ""
         text = f"No attack could judge them for rule {unseen.id}.{why} Give the attacks more time, or add one that reads this kind of step."
         yield Action(f"Open its eyes: {counted(unseen.unjudged, 'step')} not judged", text)
+
+
+def _unanswered(verdict: Verdict) -> Iterator[Action]:
+    """Return the undecided rules that no attack gave evidence for."""
+    for rule in verdict.rules:
+        if rule.level == "error" and rule.status is Status.INCONCLUSIVE and not (rule.n or rule.unjudged):
+            yield Action(f"Give rule {rule.id} evidence", " ".join(rule.reasons[:1]) or rule.sentence)
 
 
 def _unjudged(rule: RuleVerdict) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from leakaudit.gate import evaluate as gate
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import Status
 from leakaudit.gate.wording import at_least
 from leakaudit.reports.next_actions import next_actions, second_run
 from leakaudit.reports.tiles import tiles
-from tests.support.factories import attempt, audit, changed, results, step
+from tests.support.factories import NOW, attempt, audit, changed, results, step
 from tests.support.judging import RATE, RED_LINE, judge
 
 
@@ -70,3 +73,12 @@ def test_the_box_says_in_short_what_became_of_the_tested_defences() -> None:
     assert first.head == "Find a defence that passes"
     assert "10 are undecided for lack of evidence (d0, d1, 8 more)" in first.text
     assert len(first.text) < 160
+
+
+def test_a_rule_without_evidence_is_the_first_thing_to_do() -> None:
+    """No defence is asked for where nothing failed; a rule that only lacks steps is not named."""
+    found = audit(0, 60)
+    verdict = gate.evaluate(found, default_policy(), now=NOW)
+    assert verdict.verdict is Status.INCONCLUSIVE
+    (only,) = next_actions(found, verdict)
+    assert only.head == "Give rule in-reach-rate evidence" and "Not tested is not a pass" in only.text
