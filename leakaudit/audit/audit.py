@@ -62,10 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class Audit:
-    """One audit: a battery applied to one snapshot after another.
-
-    After an interruption, a later process resumes it with the next unfinished attempt.
-    """
+    """One audit: a battery on one snapshot after another; it goes on where it stopped."""
 
     def __init__(
         self,

@@ -184,10 +184,7 @@ class _Verifier:
         )
 
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
-        """Return `factor` times `bare` after all defences, without their noise.
-
-        It also sets `levels` and `sigma`.
-        """
+        """Return `factor` times `bare` after all defences; set `levels` and `sigma`."""
         update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
         levels = dict.fromkeys(update, 0.0)
         for plugin in self.active:

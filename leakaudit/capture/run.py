@@ -76,10 +76,7 @@ class AuditRun:
 
     @property
     def kept(self) -> int:
-        """Number of steps kept so far.
-
-        The number includes the step that is being written, and the steps before a checkpoint.
-        """
+        """Number of kept steps, also the one in writing and those before a checkpoint."""
         # Read before the counter: a step that is finished in between is counted twice rather than not at all.
         on_its_way = self.recorder.writing()
         return self.trainer.kept_before + self.recorder.counters.kept + on_its_way

@@ -1,6 +1,6 @@
 """The client: its batch, its step, and what an eavesdropper sees of it.
 
-`facts`, `observation` and `optimizer` are public; `truth`, `recipe` and `step` are private to the client. It may import `registry`, `results` and
+`facts`, `noise_level`, `observation` and `optimizer` are public; `truth`, `recipe` and `step` are private to the client. It may import `registry`, `results` and
 `models`.
 """
 

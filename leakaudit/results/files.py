@@ -48,7 +48,7 @@ def read_results(path: Path) -> tuple[Results, str]:
         raw = read_bounded(path)
         sha256 = hashlib.sha256(raw).hexdigest()
         with collector_paused():
-            if (usual := _usual(raw)) is not None:
+            if (usual := usual_from(raw)) is not None:
                 return usual, sha256
             data = parse_json(raw)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_results(path: Path) -> tuple[Results, str]:
             f"{path}: {why or type(error).__name__}; was the audit interrupted, or the file edited?"
         ) from None
     try:
-        return _results_of(data), sha256
+        return general_results(data), sha256
     except ValueError as error:
         raise ResultsError(f"{path}: {error}") from None
 
@@ -70,11 +70,11 @@ def parse_results(raw: bytes) -> Results:
     Raises:
         ValueError: they are no results, or were changed; the message says why.
     """
-    usual = _usual(raw)
-    return _results_of(parse_json(raw)) if usual is None else usual
+    usual = usual_from(raw)
+    return general_results(parse_json(raw)) if usual is None else usual
 
 
-def _usual(raw: bytes) -> Results | None:
+def usual_from(raw: bytes) -> Results | None:
     """Return results that are as this version writes them; None for all others.
 
     The keys that results hold decide whether a reader would take a default for one, and the digest whether they were changed.
@@ -92,7 +92,7 @@ def _usual(raw: bytes) -> Results | None:
     return results if known and whole and results.digest == digest else None
 
 
-def _results_of(data: Any) -> Results:
+def general_results(data: Any) -> Results:
     """Turn strict JSON data into results.
 
     Raises:

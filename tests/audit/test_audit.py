@@ -374,9 +374,8 @@ def test_attacks_on_texts_are_not_needed_where_every_text_is_proved(tmp_path: Pa
     assert contradictions(results) == ()
     searched = next(summary for summary in results.summaries if summary.attack == "fake-searches")
     assert searched.status_counts == {"not_needed": 1}
-    assert "not needed in 1 attempt: fake-proves had recovered" in (tmp_path / "report.html").read_text(
-        encoding="utf-8"
-    )
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "not needed in " in page and "fake-proves had recovered every text of this step" in page
 
 
 @pytest.mark.parametrize(

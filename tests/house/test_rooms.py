@@ -78,8 +78,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Room -> rooms it may import from: top-level packages and modules of leakaudit, each after those that it may import."""
 
 ONLY: dict[str, dict[str, frozenset[str]]] = {
-    "algorithms": {"client": frozenset({"facts", "observation", "optimizer"})},
-    "attacks": {"client": frozenset({"facts", "observation", "optimizer"})},
+    "algorithms": {"client": frozenset({"facts", "noise_level", "observation", "optimizer"})},
+    "attacks": {"client": frozenset({"facts", "noise_level", "observation", "optimizer"})},
     "gate": {"plugins": frozenset({"described", "names"})},
     "notebook": {"plugins": frozenset({"names"})},
     "capture": {"audit": frozenset({"inline"})},

@@ -76,7 +76,7 @@ def test_the_box_says_in_short_what_became_of_the_tested_defences() -> None:
 
 
 def test_a_rule_without_evidence_is_the_first_thing_to_do() -> None:
-    """No defence is asked for where nothing failed; a rule that only lacks steps is not named."""
+    """No defence is asked for where nothing failed."""
     found = audit(0, 60)
     verdict = gate.evaluate(found, default_policy(), now=NOW)
     assert verdict.verdict is Status.INCONCLUSIVE

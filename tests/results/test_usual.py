@@ -7,7 +7,7 @@ import json
 import pytest
 
 from leakaudit.files.strict_json import parse_json
-from leakaudit.results.files import _results_of, _usual, to_json
+from leakaudit.results.files import general_results, to_json, usual_from
 from leakaudit.results.schema import Results
 from tests.gate.test_mutations import edits_of, resealed
 from tests.support.leaking import LEAKS
@@ -20,7 +20,7 @@ EDITS = 8
 def read_by_the_general_reader(raw: bytes) -> Results | None:
     """Return the results, or None if they are refused."""
     try:
-        return _results_of(parse_json(raw))
+        return general_results(parse_json(raw))
     except ValueError:
         return None
 
@@ -33,10 +33,10 @@ def test_what_is_usual_is_read_as_by_the_general_reader(case: str) -> None:
     """
     found = FAILING[case]
     raw = json.dumps(to_json(found[0]), indent=1).encode()
-    assert (usual := _usual(raw)) is not None and usual == read_by_the_general_reader(raw)
+    assert (usual := usual_from(raw)) is not None and usual == read_by_the_general_reader(raw)
     for number, (_, data) in enumerate(edits_of(found, LEAKS, 3).many(EDITS)):
         raw = resealed(data).encode("utf-8", "surrogatepass")
-        usual = _usual(raw)
+        usual = usual_from(raw)
         assert usual is None or usual == read_by_the_general_reader(raw), number
 
 
@@ -57,11 +57,11 @@ def test_what_is_not_as_written_is_left_to_the_general_reader(old: str, new: str
     """Each unusual file is left to the general reader."""
     text = json.dumps(to_json(next(iter(FAILING.values()))[0]))
     assert old in text
-    assert _usual(text.replace(old, new, 1).encode()) is None
+    assert usual_from(text.replace(old, new, 1).encode()) is None
 
 
 @pytest.mark.parametrize("end", ["]", "{}", ",", "x"])
 def test_what_follows_the_document_is_unusual(end: str) -> None:
     """Only one document is in a file."""
     text = json.dumps(to_json(next(iter(FAILING.values()))[0]))
-    assert _usual((text + end).encode()) is None and _usual(text[:-1].encode()) is None
+    assert usual_from((text + end).encode()) is None and usual_from(text[:-1].encode()) is None
