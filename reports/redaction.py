@@ -237,7 +237,7 @@ def cleaned(results: Results, mode: TextMode) -> Results:
 def _only_kinds(trackers: tuple[TrackerRun, ...]) -> tuple[TrackerRun, ...]:
     """Return trackers without the names and addresses of their runs.
 
-    Return trackers without the names and addresses of their runs, which may be private.
+    These may be private.
     """
     return tuple(TrackerRun(kind=one.kind) for one in trackers)
 

@@ -1,6 +1,6 @@
 """The replay of one attempt on a kept snapshot.
 
-The replay of one attempt on a kept snapshot, to see whether it gives the same again.
+It shows whether the attempt gives the same again.
 
 The attempt is made by the code of the side process, with the audit's configuration. The audit's own folder is only read, and
 no text and no key is written: the journal is in memory, and a temporary folder has the other state.
@@ -156,7 +156,7 @@ def _values(stored: Attempt, again: Attempt, *, with_hashes: bool, with_strips: 
 def _flat(data: Any, hidden: set[str], name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of every leaf of a JSON document.
 
-    Yield the name and the value of everything in a JSON document that holds nothing itself; a list of words is one value.
+    A list of words is one value.
     """
     plain_list = isinstance(data, list) and not any(isinstance(one, dict | list) for one in data)
     if plain_list or not isinstance(data, dict | list) or not data:

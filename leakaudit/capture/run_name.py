@@ -1,6 +1,6 @@
 """The name of a training run in `out_dir`.
 
-The name of a training run in `out_dir`, so that each run of a sweep has its folder.
+With it, each run of a sweep has its own folder.
 """
 
 from __future__ import annotations

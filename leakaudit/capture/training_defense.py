@@ -181,7 +181,7 @@ class TrainingDefense:
     def _chosen_names(self) -> frozenset[str] | None:
         """Return the names of the parameters that the defence changes.
 
-        Return the names of the parameters that the defence changes, as `_gradients` calls them.
+        They are called as in `_gradients`.
         """
         if self.chosen is None:
             return None

@@ -69,7 +69,7 @@ def _show_all(judged: Judged, verdict: Verdict, as_json: bool) -> None:
 def _matrix(results: Results) -> list[dict[str, Any]]:
     """Return each attack under each defence.
 
-    Return each attack under each defence, with the state and the counts that the terminal shows.
+    Each has the state and the counts that the terminal shows.
     """
     from leakaudit.reports.cells import attack_names, cell_for, defense_names
 
@@ -165,7 +165,7 @@ _LEAST_CELLS = 8
 def _line(attempt: Attempt, width: int) -> str:
     """Return an attempt in one line of at most `width` cells.
 
-    Return an attempt in one line of at most `width` cells, in which long names are cut.
+    Long names are cut.
 
     The outcome is whole, and cut only where the terminal is too narrow for it.
     """

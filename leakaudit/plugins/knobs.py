@@ -61,7 +61,7 @@ def _preset(plugin: type) -> Mapping[str, str]:
 def field_texts(kind: type) -> Mapping[str, str]:
     """Return field -> the text below it.
 
-    Return field -> the text below it, for a class and the classes that it is derived from.
+    Fields of the classes that it is derived from are among them.
 
     A class whose source is not at hand adds nothing.
     """

@@ -60,9 +60,9 @@ def section(redacted: RedactedResult) -> Section:
 
 
 def _curves(results: Results) -> list[Curve]:
-    """Return when each attack leaked, on the update as produced.
+    """Return when each attack leaked, on the update as the client produced it.
 
-    Return when each attack leaked, on the update as produced, the one with the most leaks first.
+    The attack with the most leaks comes first.
     """
     found = []
     for attack in attack_names(results):

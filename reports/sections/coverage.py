@@ -59,7 +59,7 @@ def _group(sentence: str, items: Sequence[dict[str, str]]) -> Group:
 def _groups(results: Results, verdict: Verdict) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Return what an adversary could still do.
 
-    Return what an adversary could still do, each with a list of what was not tested.
+    Each has a list of what was not tested.
     """
     coverage = results.coverage
     costs = [item for item in coverage.not_tested if item.what.startswith(UTILITY_OF)]

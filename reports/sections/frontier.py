@@ -56,7 +56,7 @@ def section(redacted: RedactedResult) -> Section | None:
 def _left_out(results: Results, rows: Sequence[Compared]) -> list[tuple[str, str]]:
     """Return the defences that the chart does not show, by reason.
 
-    Return the defences that the chart does not show, by reason, each with that reason.
+    Those with the same reason are one item.
     """
     reasons: dict[str, list[str]] = {}
     for row in rows:

@@ -67,7 +67,7 @@ TOP = 10
 def _distribution(results: Results) -> list[Column]:
     """Return how many texts came back to which extent, by the best attack on each.
 
-    Return how many texts came back to which extent, by the best attack on each, from the update as produced.
+    The update is that which the client produced.
 
     A text of a step that cannot be verified, and that did not come back by half, is no evidence.
     """

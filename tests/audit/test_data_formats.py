@@ -50,7 +50,7 @@ def _file(folder: Path, name: str, content: str | bytes) -> Path:
 def test_every_text_format_gives_the_same_examples(tmp_path: Path, name: str, content: str, form: str) -> None:
     """Names of classes are numbered in sorted order.
 
-    Names of classes are numbered in sorted order, and the empty text is left out and counted.
+    The empty text is left out and counted.
     """
     read = read_data(_file(tmp_path, name, content), "classification", MAIL)
     assert (read.rows, read.form, read.classes, read.empty) == (FOUND, form, ("ham", "spam", "urgent"), 1)

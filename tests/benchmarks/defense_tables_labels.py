@@ -227,7 +227,7 @@ def _filled(make: Maker) -> Maker:
 def _never_empty(seen: Observation, labels: list[int]) -> tuple[Observation, list[int]]:
     """Return the step with an output layer of 1e-20 in place of one that is all 0.
 
-    Return the step with an output layer of 1e-20 in place of one that is all 0, to which our attack refuses to apply.
+    Our attack refuses to apply to a layer that is all 0.
     """
     weight = list(seen.update)[-2]
     if bool(seen.update[weight].any()):

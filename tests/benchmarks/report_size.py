@@ -60,7 +60,7 @@ def _attempt(number: int, attack: int, defense: int) -> Attempt:
 def measured(page: str, browser: str) -> tuple[list[int], float]:
     """Return the heights of a page in pixels, one a width.
 
-    Return the heights of a page in pixels, one a width, and the milliseconds to load it.
+    The second value is the milliseconds to load it.
     """
     heights, load = [], 0.0
     with tempfile.TemporaryDirectory() as folder:

@@ -186,7 +186,7 @@ def test_a_run_is_named_without_a_password() -> None:
 def test_names_have_attack_and_metric() -> None:
     """A metric that an attack did not measure has no number.
 
-    A metric that an attack did not measure has no number, and options make no strange characters.
+    Options make no strange characters.
     """
     scores = {"exact": Score(value=0.5), "rougeL": Score(value=0.7), "token_recall": Missing(missing="none")}
     found = numbers_of([attempt(0, attack="span", scores=scores), attempt(0, attack="tag(steps=3)", scores=scores)])

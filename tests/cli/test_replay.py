@@ -88,9 +88,9 @@ def test_every_attempt_is_the_same_again(attack: str, defense: str, finished: Pa
 
 
 def test_no_file_is_changed_and_none_is_left(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay reads the audit's folder, writes nothing into it.
+    """A replay reads the audit's folder and writes nothing into it.
 
-    A replay reads the audit's folder, writes nothing into it, and no text into its temporary folder.
+    Its temporary folder holds no text, either.
     """
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -127,7 +127,7 @@ def test_text_is_masked_unless_it_is_asked_for(finished: Path, monkeypatch: pyte
 def test_another_score_is_named(run_dir: Path) -> None:
     """A stored number that does not come back is a difference.
 
-    A stored number that does not come back is a difference, and ends with exit code 3.
+    The exit code is 3.
     """
     _changed(run_dir, lambda one: one.model_copy(update={"events": ("label_counts",)}))
     done = replayed(run_dir)
@@ -201,7 +201,7 @@ def test_an_attempt_that_did_not_run_says_why(run_dir: Path) -> None:
 def test_an_encrypted_snapshot_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key the message names the option.
 
-    Without a key the message names the option, and with it the attempt is the same again.
+    With it, the attempt is the same again.
     """
     pytest.importorskip("pyrage")
     monkeypatch.delenv("LEAKAUDIT_IDENTITY", raising=False)
@@ -247,7 +247,7 @@ def test_the_report_names_the_command_of_its_worst_case(run_dir: Path) -> None:
 def test_the_worker_says_what_was_found_and_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line for each attempt, with the leaks so far.
 
-    One line for each attempt, with the leaks so far, and the time left as soon as every attack was timed.
+    It has the time left as soon as every attack was timed.
     """
     _audited(tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("st-")]

@@ -90,7 +90,7 @@ def _update(row_sums: list[float]) -> dict[str, Tensor]:
 def test_the_published_compression_withholds_a_tensor_by_the_class_of_its_number() -> None:
     """The head's weight is tensor 2, so the row sum of class 2 decides.
 
-    The head's weight is tensor 2, so the row sum of class 2 decides, and not its own entries.
+    Its own entries do not.
     """
     sent = as_released(_update([3.0, -4.0, 0.5, 0.5]), 0.5)
     assert not sent["weight"].any()

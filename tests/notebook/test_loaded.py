@@ -38,7 +38,7 @@ def written(folder: Path, found: Results) -> Path:
 def leaky(tmp_path: Path) -> LoadedAudit:
     """Return an audit of 4 leaking and 2 clean steps.
 
-    Return an audit of 4 leaking and 2 clean steps, and of attempts on words and labels.
+    It has attempts on words and labels, too.
     """
     steps = [step(i) for i in range(6)]
     attempts = [attempt(i, leaks=i < 4) for i in range(6)]

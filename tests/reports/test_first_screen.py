@@ -28,7 +28,7 @@ def test_a_tile_counts_as_its_rule_and_rounds_as_the_sentence() -> None:
 def test_a_tile_without_evidence_is_not_green() -> None:
     """What nothing could show has no count.
 
-    What nothing could show has no count, no picture and the state of an open question.
+    It has no picture, and the state of an open question.
     """
     found = audit(0, 6)
     labels = tiles(found, judge(found, RED_LINE))[2]

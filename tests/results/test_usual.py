@@ -29,7 +29,7 @@ def read_by_the_general_reader(raw: bytes) -> Results | None:
 def test_what_is_usual_is_read_as_by_the_general_reader(case: str) -> None:
     """The file as written is usual.
 
-    The file as written is usual, and every edit that is accepted as usual gives the same results.
+    Every edit that is accepted as usual gives the same results.
     """
     found = FAILING[case]
     raw = json.dumps(to_json(found[0]), indent=1).encode()

@@ -229,7 +229,7 @@ def _has_head(seen: Observation) -> bool:
 def _head_is_noisy(seen: Observation) -> bool:
     """Return whether noise is declared on a head over the vocabulary.
 
-    Return whether noise is declared on a head over the vocabulary, whose rows then name no words exactly.
+    The rows of such a head name no words exactly.
     """
     try:
         head, name = find_token_head(seen)

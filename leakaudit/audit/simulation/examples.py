@@ -79,7 +79,7 @@ class Examples:
 def _printable(name: str) -> str:
     """Return a name without control characters, which a terminal executes.
 
-    Return a name without control characters, which a terminal executes, and not too long.
+    A long name is cut.
     """
     cut = name if len(name) <= SHOWN_LETTERS else name[:SHOWN_LETTERS] + "..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]
@@ -159,7 +159,7 @@ def _labels(
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return the class of each row.
 
-    Return the class of each row, and the names of the classes if the labels are texts.
+    The second value is the names of the classes, if the labels are texts.
     """
     labels: list[Any] = [row.get(field) for _, row in rows]
     named = like is not None and bool(like.classes)

@@ -174,7 +174,7 @@ def _delimited(path: Path, delimiters: str, wanted: Sequence[str]) -> Iterator[t
 def _delimiter(text: str, delimiters: str, wanted: Sequence[str]) -> str:
     """Return the delimiter whose header has most of the wanted fields.
 
-    Return the delimiter whose header has most of the wanted fields, then most fields.
+    Of several, it is the one with most fields.
     """
 
     def fits(delimiter: str) -> tuple[int, int]:
@@ -202,7 +202,7 @@ def _folder(path: Path) -> Table:
 def _parts(folder: Path) -> list[Path]:
     """Return the Arrow files of a folder that `Dataset.save_to_disk` wrote.
 
-    Return the Arrow files of a folder that `Dataset.save_to_disk` wrote, in the order of the rows.
+    They are in the order of the rows.
 
     Raises:
         DataError: it is no such folder.
