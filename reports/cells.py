@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from leakaudit.gate.controls import trusted
 from leakaudit.gate.events import EVENTS, could_show
-from leakaudit.gate.evidence import OUT_OF_TIME, gather
+from leakaudit.gate.evidence import OUT_OF_TIME, Index, gather
 from leakaudit.gate.policy import EvidencePolicy, Rule, Scope, default_policy
 from leakaudit.gate.wording import at_least, at_most, number, percent
 from leakaudit.reports.measures import found_in, means_of
@@ -95,16 +96,28 @@ class Cell:
         return self.state.replace(",", "").replace(" ", "-")
 
 
-def cell_for(results: Results, attack: str, defense: str) -> Cell:
-    """Return the cell of one attack under one defence."""
-    return cell_of(results, [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)], defense)
+def cell_for(results: Results, attack: str, defense: str, index: Index | None = None) -> Cell:
+    """Return the cell of one attack under one defence.
+
+    Args:
+        results: the audit.
+        attack: its label.
+        defense: its label.
+        index: the attempts of `results`, grouped once for all cells; None to group them here.
+    """
+    index = index or Index(results)
+    mine = [attempt for attempt in index.of_defense.get(defense, ()) if attempt.attack == attack]
+    return cell_of(results, mine, defense, index)
 
 
-def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whole: bool = False) -> Cell:
+def cell_of(
+    results: Results, attempts: Sequence[Attempt], defense: str, index: Index | None = None, *, whole: bool = False
+) -> Cell:
     """Return the cell that sums up some attempts.
 
     Its rates use verified steps only. Unverifiable steps that leaked are counted separately; the others are not evidence.
     """
+    index = index or Index(results)
     bounding = {step.id for step in seen_under(results, defense).steps if step.verification.status.bounds}
     firm = [a for a in attempts if a.step in bounding]
     others = [a for a in attempts if a.step not in bounding and a.finished]
@@ -113,15 +126,16 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
     state = state_of([*firm, *(a for a in others if a.step in proof)])
     if silent and not proof and not any(a.finished for a in firm):
         state = "unverifiable"
-    found, blind = unjudged_by(results, firm, defense)
+    found, blind = unjudged_by(results, firm, defense, index)
     unjudged = {name: why for name, why in found.items() if name in bounding}
     named = sum(why != OUT_OF_TIME for why in unjudged.values())
     judged = [a for a in firm if a.step not in unjudged]
     if state == "no leak event" and unjudged and not any(a.finished for a in judged):
         state = "not judged"
     said = _step_lines(judged, len(proof), named, blind)
-    rates = [*_rate_lines(judged, state, len(unjudged)), *_late_lines(firm)]
-    lines = [*said, *rates, *_leak_lines(results, judged, defense)]
+    rate = _rate(judged, state, len(unjudged))
+    rates = [] if rate is None else [f"rate at {'least' if rate.is_lower else 'most'} {rate.percent}"]
+    lines = [*said, *rates, *_late_lines(firm), *_leak_lines(results, judged, defense, index)]
     finished = [a for a in firm if a.finished] or [a for a in others if a.step in proof]
     if not whole:
         lines += [*_measure_lines(finished, results), *_reach_lines(finished)]
@@ -134,16 +148,11 @@ def cell_of(results: Results, attempts: Sequence[Attempt], defense: str, *, whol
         lines.append(said[-1])
     if finished and not whole:
         lines += _lost_lines(attempts)
-    ships, bound = (
-        defense == shipped_column(results),
-        "".join(rates[:1]).replace(_AT_LEAST, "≥ ").replace(_AT_MOST, "≤ "),
-    )
     short = _count(judged) if state in _COUNTED else ""
-    bound = bound if bound.startswith(("≥", "≤")) and short else ""
+    bound = "" if rate is None or not short else f"{'≥' if rate.is_lower else '≤'} {rate.percent}"
+    ships = defense == shipped_column(results)
     return Cell(state, tuple(lines), ships=ships, steps=tuple(said), count=short, bound=bound)
 
-
-_AT_LEAST, _AT_MOST = "rate at least ", "rate at most "
 
 _COUNTED = (*_LEAKS.values(), "no leak event", "in reach, not found", "out of time")
 """States of a cell that says in how many steps something leaked."""
@@ -155,7 +164,9 @@ def _count(judged: Sequence[Attempt]) -> str:
     return f"{len(leaked)}/{len(steps)}" if steps else ""
 
 
-def unjudged_by(results: Results, attempts: Sequence[Attempt], defense: str) -> tuple[dict[str, str], bool]:
+def unjudged_by(
+    results: Results, attempts: Sequence[Attempt], defense: str, index: Index
+) -> tuple[dict[str, str], bool]:
     """Return the steps about which the attacks of a cell can say nothing -> why.
 
     Return as well whether that is because none read its canary.
@@ -168,7 +179,7 @@ def unjudged_by(results: Results, attempts: Sequence[Attempt], defense: str) -> 
     attacks = tuple(dict.fromkeys(a.attack for a in attempts))
     rule = Rule(id="cell", event=event, max_count=0, scope=Scope(attack=attacks))
     readers = trusted(results, default_policy(), rule) if results.controls.kinds else frozenset(attacks)
-    evidence = gather(results, rule, defense, readers)
+    evidence = gather(results, rule, defense, readers, index)
     leaked = {a.step for a in attempts if severity([a])}
     blind = not readers & {*evidence.attacks}
     nothing = {**evidence.unjudged_steps, **(dict.fromkeys(evidence.values, "") if blind else {})}
@@ -204,14 +215,20 @@ def _steps_of(finished: Sequence[Attempt]) -> tuple[set[str], set[str], set[str]
     )
 
 
-def _rate_lines(judged: Sequence[Attempt], state: str, unjudged: int) -> list[str]:
-    """Return the line with the bound on the rate: of a leak, what is proved."""
+class _Bound(NamedTuple):
+    is_lower: bool
+    percent: str
+
+
+def _rate(judged: Sequence[Attempt], state: str, unjudged: int) -> _Bound | None:
+    """Return the bound on the rate: of a leak, what is proved; None without one."""
     steps, leaked, late = _steps_of([a for a in judged if a.finished])
     if len(steps) < 2 or late or state == "in reach, not found":
-        return []
+        return None
     k, n = len(leaked), len(steps) + unjudged
-    least, most = at_least(stats.lower_bound(k, n)), at_most(stats.upper_bound(k + unjudged, n))
-    return [f"{_AT_LEAST}{least}" if k else f"{_AT_MOST}{most}"]
+    if k:
+        return _Bound(True, at_least(stats.lower_bound(k, n)))
+    return _Bound(False, at_most(stats.upper_bound(unjudged, n)))
 
 
 def _late_lines(attempts: Sequence[Attempt]) -> list[str]:
@@ -221,13 +238,13 @@ def _late_lines(attempts: Sequence[Attempt]) -> list[str]:
     return [_late_line([a for a in finished if a.step in late], len(late), len(steps))] if late else []
 
 
-def _leak_lines(results: Results, judged: Sequence[Attempt], defense: str) -> list[str]:
+def _leak_lines(results: Results, judged: Sequence[Attempt], defense: str, index: Index) -> list[str]:
     """Return a line on each event that happened, with the counts of a rule on it."""
     attacks = tuple(dict.fromkeys(a.attack for a in judged))
     said = []
     for event in dict.fromkeys(event for a in judged if a.finished for event in a.events if event in EVENTS):
         rule = Rule(id="cell", event=event, max_count=0, scope=Scope(attack=attacks))
-        values = gather(results, rule, defense).values.values()
+        values = gather(results, rule, defense, index=index).values.values()
         said.append(f"{EVENTS[event].noun} in {sum(value > 0 for value in values)} of {len(values)}")
     return [f"leaked: {', '.join(said)}"] if said else []
 

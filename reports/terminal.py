@@ -14,6 +14,7 @@ from rich.text import Text
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.regular_files import read_regular
+from leakaudit.gate.evidence import Index
 from leakaudit.gate.explained import is_built_in
 from leakaudit.gate.verdict import Status, Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
@@ -150,10 +151,10 @@ _PADDING = 1
 """Number of blanks on the right of a column."""
 
 
-def _cell(results: Results, attack: str, defense: str) -> _Cell:
-    attempts = [a for a in results.attempts if (a.attack, a.defense) == (attack, defense)]
+def _cell(results: Results, attack: str, defense: str, index: Index) -> _Cell:
+    attempts = [a for a in index.of_defense.get(defense, ()) if a.attack == attack]
     finished = [a for a in attempts if a.finished]
-    found = cell_for(results, attack, defense)
+    found = cell_for(results, attack, defense, index)
     if not finished:
         return _Cell(plain(found.state), plain(", ".join(found.lines[:1])), "")
     late = sum(a.status is AttemptStatus.BUDGET_EXHAUSTED for a in finished)
@@ -181,7 +182,8 @@ def _print_matrix(results: Results, console: Console) -> None:
     Defences are columns of one table if that fits the terminal, else separate lists.
     """
     attacks, defenses = attack_names(results), defense_names(results)
-    cells = {(a, d): _cell(results, a, d) for a in attacks for d in defenses}
+    index = Index(results)
+    cells = {(a, d): _cell(results, a, d, index) for a in attacks for d in defenses}
     widths = [max(map(cell_len, map(plain, ["attack", *attacks])))]
     for defense in defenses:
         lines = [line for attack in attacks for line in cells[attack, defense].lines]

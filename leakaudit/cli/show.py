@@ -71,9 +71,11 @@ def _matrix(results: Results) -> list[dict[str, Any]]:
 
     Each has the state and the counts that the terminal shows.
     """
+    from leakaudit.gate.evidence import Index
     from leakaudit.reports.cells import attack_names, cell_for, defense_names
 
-    cells = ((a, d, cell_for(results, a, d)) for d in defense_names(results) for a in attack_names(results))
+    index = Index(results)
+    cells = ((a, d, cell_for(results, a, d, index)) for d in defense_names(results) for a in attack_names(results))
     summaries = {(s.attack, s.defense): s.model_dump(mode="json") for s in results.summaries}
     return [
         {"attack": a, "defense": d, "state": cell.state, "shown": cell.lines, "summary": summaries.get((a, d))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from leakaudit.gate.evidence import Index
 from leakaudit.reports.cells import OBSERVED, SHORT, Cell, attack_names, cell_for, cell_of, defense_names, shown_name
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
@@ -13,13 +14,13 @@ from leakaudit.results.as_sent import shipped_column
 def section(redacted: RedactedResult) -> Section:
     """Show the outcome of each attack, and of all together, under each defence."""
     results = redacted.results
-    attacks, defenses = attack_names(results), defense_names(results)
+    attacks, defenses, index = attack_names(results), defense_names(results), Index(results)
     table: list[dict[str, Any]] = []
     for attack in attacks:
-        cells = [cell_for(results, attack, d) for d in defenses]
+        cells = [cell_for(results, attack, d, index) for d in defenses]
         table.append({"name": attack, "cells": cells, "worst": False})
     if len(attacks) > 1:
-        cells = [cell_of(results, [a for a in results.attempts if a.defense == d], d, whole=True) for d in defenses]
+        cells = [cell_of(results, index.of_defense.get(d, ()), d, index, whole=True) for d in defenses]
         table.append({"name": "any of them", "cells": cells, "worst": True})
     shipped = sorted({step.shipped_defense for step in results.steps} - {OBSERVED})
     note = f"as the run ships it: {', '.join(shipped)}" if shipped else "as the run ships it"

@@ -73,7 +73,6 @@ def _distribution(results: Results) -> list[Column]:
     """
     bounding = {step.id for step in results.steps if step.verification.status.bounds}
     best: dict[tuple[str, str], tuple[float, bool]] = {}
-    unsure: set[tuple[str, str]] = set()
     for attempt in results.attempts:
         for found in attempt.sequences if attempt.defense == OBSERVED else ():
             share = amount(found)
@@ -108,10 +107,12 @@ def _folded(samples: Sequence[dict[str, Any]], mode: TextMode) -> tuple[list[dic
 
     In mode full every text says more, but one with the same content as an earlier one.
     """
-    whole = [sample for sample in samples if sample["words"] and len(sample["recovered"]) == 1]
-    if len(whole) < 2 or mode is TextMode.HASH:
+    parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for sample in samples:
+        parts[bool(sample["words"]) and len(sample["recovered"]) == 1].append(sample)
+    if len(parts[True]) < 2 or mode is TextMode.HASH:
         return [], list(samples)
-    return whole, [sample for sample in samples if sample not in whole]
+    return parts[True], parts[False]
 
 
 def _longest(runs: Sequence[Run] | None) -> tuple[Run, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from leakaudit.gate.evidence import Index
 from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, attack_names, state_of, unjudged_by
 from leakaudit.reports.charts import STATES, StepMark, step_chart
@@ -158,7 +159,8 @@ def _unsaid(
     """Return the steps about which each attack, and all together, say nothing."""
     every = [attempt for found in by_step.values() for attempt in found]
     tried = {name: [a for a in every if name in ("", a.attack)] for name in ("", *attacks)}
-    return {name: {*unjudged_by(results, mine, OBSERVED)[0]} for name, mine in tried.items()}
+    index = Index(results)
+    return {name: {*unjudged_by(results, mine, OBSERVED, index)[0]} for name, mine in tried.items()}
 
 
 def _aside(silent: int, unjudged: int) -> str:
