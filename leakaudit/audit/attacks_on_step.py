@@ -16,6 +16,7 @@ from leakaudit.client.truth import Truth
 from leakaudit.config.invocation import public_reason
 from leakaudit.errors import AnatomyError, SnapshotError, type_and_place
 from leakaudit.plugins.defense_protocol import Defense
+from leakaudit.plugins.error_feedback import mean_of_window
 from leakaudit.results.schema import AttemptStatus
 
 
@@ -46,7 +47,7 @@ class Attacks:
             self.due.close(todo, AttemptStatus.SKIPPED, reason)
             return
         try:
-            defended = defense(client, seen, generator(self.seed, first[0].step, label))
+            defended = _defended(defense, client, seen, generator(self.seed, first[0].step, label))
         except AnatomyError as error:
             self.due.close(
                 todo, AttemptStatus.NOT_APPLICABLE, public_reason(f"the defence does not apply: {error}", defense)
@@ -65,3 +66,10 @@ class Attacks:
         """Run attempts on an observation, one after another."""
         for which, attack in todo:
             self.due.append(self.attempts.run(which, attack, seen, truth, raise_out_of_memory=self.on_gpu()))
+
+
+def _defended(defense: Defense, client: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
+    """Return what the adversary sees under a defence, of one update or of a window."""
+    if client.recipe.window > 1 and defense.error_feedback:
+        return mean_of_window(defense, client, seen, rng)
+    return defense(client, seen, rng)

@@ -22,7 +22,7 @@ from leakaudit.capture.boundary import without_modes
 from leakaudit.capture.observing.optimizer_hooks import closure_of, replaced_closure
 from leakaudit.capture.observing.optimizers import base_optimizers, before_step, nested, parameters_of
 from leakaudit.capture.secret_generator import secret_generator
-from leakaudit.client.observation import Update, part_of
+from leakaudit.client.observation import Update
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import DefenseError, LeakAuditError, type_and_place
 from leakaudit.models.wrappers import plain_name, unwrapped
@@ -195,11 +195,7 @@ class TrainingDefense:
         """
         if not self.defense.on_update:
             return raw
-        part = part_of(raw, self._chosen_names())
-        if not part:
-            return raw
-        self._memory.defense = self.defense.prepared(part, 1.0)
-        sent = {**raw, **self._memory.send(part, self._random(next(iter(raw.values())).device))}
+        sent = self._memory.send_part(raw, self._chosen_names(), self._random(next(iter(raw.values())).device))
         if _shapes(sent) != _shapes(raw):
             raise self._stopped("it returned other parameters or shapes than it was given")
         return sent

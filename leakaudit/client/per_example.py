@@ -51,7 +51,8 @@ def gradients_of_examples(
         alone = _outputs_alone(forward, _example_of(batch, row, rows), row, whole) if is_independent else None
         if alone is None:
             is_independent = False
-            torch.autograd.backward(tensors, [_only(row, share * one) for one in output_gradients], retain_graph=True)
+            own = [_only(row, share * one) for one in output_gradients]
+            torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
         else:
             torch.autograd.backward(alone, [share * one[row : row + 1] for one in output_gradients])
         yield take_gradients(parameters)

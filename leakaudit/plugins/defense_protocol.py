@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.local_steps import delta_divisor
@@ -73,10 +73,8 @@ class Defense(Protocol):
             rng: source of all random numbers.
 
         Raises:
-            SnapshotError: the defence has error feedback, and the step is no window of several updates.
+            SnapshotError: the defence has error feedback.
         """
-        if self.error_feedback and step.recipe.window > 1:
-            return self._over_window(step, seen, rng)
         self.check_one_step()
         if self.is_identity():
             return seen
@@ -87,23 +85,6 @@ class Defense(Protocol):
         if sent is part or not part:
             return seen
         return seen.under(prepared.declared(), sent if part is seen.update else {**seen.update, **sent})
-
-    def _over_window(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
-        """Return the mean of the consecutive updates that error feedback sends.
-
-        Return the mean of the consecutive updates that error feedback sends, from an empty memory.
-        """
-        from leakaudit.plugins.error_feedback import SentInOrder
-
-        order: SentInOrder | None = None
-        total: dict[str, Tensor] = {}
-        for clean in step.consecutive():
-            part = part_of(clean, self.chosen(seen.model))
-            order = order or SentInOrder(self.prepared(part, 1.0))
-            for name, sent in {**clean, **order.send(part, rng)}.items():
-                total[name] = total[name] + sent if name in total else sent
-        declared = self if order is None else order.defense
-        return seen.under(declared.declared(), {name: sent / step.recipe.window for name, sent in total.items()})
 
     def chosen(self, model: nn.Module) -> frozenset[str] | None:
         """Return the names of the parameters that it changes; None for all.

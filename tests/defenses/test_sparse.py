@@ -16,7 +16,7 @@ from leakaudit.defenses.prune import Prune
 from leakaudit.defenses.random_mask import RandomMask
 from leakaudit.defenses.top_k import TopK
 from leakaudit.errors import SnapshotError
-from leakaudit.plugins.error_feedback import SentInOrder
+from leakaudit.plugins.error_feedback import SentInOrder, mean_of_window
 from leakaudit.plugins.testing import check_defense
 from leakaudit.results.schema import VerificationStatus
 from tests.support import tiny
@@ -150,7 +150,7 @@ def test_a_window_shows_the_mean_of_what_was_sent_in_order() -> None:
     clean = [step.update() for step in steps]
     defense = TopK(share=0.1, error_feedback=True)
     sent, _ = _sent(defense, clean)
-    seen = defense(window, window.observe(), _generator())
+    seen = mean_of_window(defense, window, window.observe(), _generator())
     assert seen.facts.defenses == (defense.declared(),)
     for name, raw in window.observe().update.items():
         torch.testing.assert_close(raw, (clean[0][name] + clean[1][name]) / 2, rtol=1e-4, atol=1e-6)

@@ -16,7 +16,7 @@ from leakaudit.audit.simulation.examples import Example, Fields, read_data
 from leakaudit.audit.simulation.texts import MAX_LENGTH, examples_of, number_of_labels, start_of
 from leakaudit.client.batches import make_batch, public_facts, with_random_state
 from leakaudit.client.facts import PublicFacts
-from leakaudit.client.observation import Update, check_finite, part_of
+from leakaudit.client.observation import Update, check_finite
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
@@ -200,8 +200,7 @@ class Run:
         if defense is None:
             return seen.update
         if defense.error_feedback:  # one step alone does not know what earlier ones dropped
-            part = part_of(seen.update, defense.chosen(self.model))
-            sent: Update = {**seen.update, **SentInOrder(defense.prepared(part, 1.0), self.left).send(part, rng)}
+            sent = SentInOrder(defense, self.left).send_part(seen.update, defense.chosen(self.model), rng)
         else:
             sent = defense(step, seen, rng).update
         check_finite(sent)
