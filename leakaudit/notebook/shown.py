@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import PrivateAttr
+from pydantic import BaseModel, PrivateAttr
 
 from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.escaping import plain
@@ -20,6 +20,11 @@ def public(results: Results, verdict: Verdict) -> RedactedResult:
     return redact(results, [], verdict, mode)
 
 
+def _fields_of(model: BaseModel) -> dict[str, Any]:
+    """Return the fields of a model under the names that `model_construct` takes."""
+    return {field.alias or name: getattr(model, name) for name, field in type(model).model_fields.items()}
+
+
 class ShownVerdict(Verdict):
     """A verdict that knows the results that it is about."""
 
@@ -28,9 +33,7 @@ class ShownVerdict(Verdict):
     @classmethod
     def of(cls, results: Results, verdict: Verdict) -> Self:
         """Return a verdict together with its results."""
-        shown = cls.model_construct(
-            **{field.alias or name: getattr(verdict, name) for name, field in Verdict.model_fields.items()}
-        )
+        shown = cls.model_construct(**_fields_of(verdict))
         shown._results = results
         return shown
 
@@ -55,9 +58,7 @@ class ShownResults(Results):
     @classmethod
     def of(cls, results: Results, verdict: Verdict) -> Self:
         """Return results together with their verdict."""
-        shown = cls.model_construct(
-            **{field.alias or name: getattr(results, name) for name, field in Results.model_fields.items()}
-        )
+        shown = cls.model_construct(**_fields_of(results))
         shown._verdict = verdict
         return shown
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from leakaudit.files.strict_json import parse_json, place, read_bounded, short
 from leakaudit.results.former_keys import RENAMED_IN_SEQUENCES
 from leakaudit.results.not_audited import refuse_unaudited
 from leakaudit.results.schema import SCHEMA, Results
-from leakaudit.results.usual import usual_results
+from leakaudit.results.usual import canonical_text, usual_results
 
 
 def load_results(path: Path) -> Results:
@@ -200,8 +199,7 @@ def digest_of(data: Mapping[str, Any]) -> str:
     number, so that a tool that prints 1.0 as 1 does not change the digest.
     """
     content = {key: _canonical(value) for key, value in data.items() if key != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(canonical_text(content)).hexdigest()}"
 
 
 def _canonical(value: Any) -> Any:

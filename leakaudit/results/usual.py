@@ -64,7 +64,7 @@ def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
         at = _after(text, at, ",")
     if _after(text, at, "}") != len(text) or "attempts" not in written or min(data) < "attempts":
         return None
-    content.update(b"]," + _canonical({key: value for key, value in data.items() if key != "digest"})[1:])
+    content.update(b"]," + canonical_text({key: value for key, value in data.items() if key != "digest"})[1:])
     members = ",".join(f"{json.dumps(key)}:{value}" for key, value in written.items())
     results = Results.model_validate_json(f"{{{members}}}", strict=True)
     return results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}"
@@ -94,7 +94,7 @@ class _Attempts:
             end, at = at, _space(text, at)
             more = text[at] == ","
             if len(chunk) == _CHUNK or not more:
-                content.update(b"," * bool(self.made) + _canonical(chunk)[1:-1])
+                content.update(b"," * bool(self.made) + canonical_text(chunk)[1:-1])
                 self._add(chunk, text[begin:end])
                 begin, chunk = at + 1, []
             if not more:
@@ -156,8 +156,11 @@ def _after(text: str, at: int, sign: str) -> int:
     return _space(text, at + 1)
 
 
-def _canonical(data: Any) -> bytes:
-    """Return the text of data of which the digest is made."""
+def canonical_text(data: Any) -> bytes:
+    """Return the text of data of which the digest is made, in ASCII.
+
+    A number without a fraction has to be a whole one in the data.
+    """
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

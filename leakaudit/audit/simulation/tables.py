@@ -47,11 +47,6 @@ class Table:
     rows: Sequence[tuple[int, dict[str, Any]]]
     """Line or row number, counted from 1, and field -> value."""
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all fields, sorted."""
-        return sorted({name for _, row in self.rows for name in row})
-
 
 def read_table(path: Path, wanted: Sequence[str] = ()) -> Table:
     """Read the rows of a data file of any known format.
