@@ -60,13 +60,13 @@ STATES: dict[str, tuple[str, str, bool]] = {
 """Cell state -> shape, colour, whether the shape is filled."""
 
 _MOST_TEXT = 26
-_NAMES = 174
+NAMES = 174
 """Room for the names of rows on the left, in pixels: fixed, so that charts below each other stand in line."""
 _AIR = 4
 """Around a chart, in pixels."""
 _HALF_LABEL = 6
 """Half the height of a label, in pixels."""
-_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _ROW = 26
 """Height of a row of marks, in pixels."""
 
@@ -130,7 +130,7 @@ def share_chart(points: Sequence[SharePoint], title: str, share: str) -> Markup:
         drawn.append(middle_text(clip(attack), (width + 34, row), colour=MUTED))
     right = 34 + LETTER * max(len(clip(attack)) for attack in attacks) + _AIR
     below = max(2 * AXIS_ROOM, len(attacks) * 16 - height) + _AIR
-    return picture(drawn, (width, height), Margins(_NAMES, _AIR + _HALF_LABEL, right, below), title)
+    return picture(drawn, (width, height), Margins(NAMES, _AIR + _HALF_LABEL, right, below), title)
 
 
 def step_chart(
@@ -174,11 +174,11 @@ def step_chart(
         shape, colour, filled = STATES[one.state]
         place = axis.at(one.step), rows[one.attack]
         drawn.append(symbol(shape, size, place, fill=colour if filled else None, stroke=colour))
-    room = Margins(_NAMES, _AIR + _HALF_LABEL, _AIR, 2 * AXIS_ROOM + _AIR)
+    room = Margins(NAMES, _AIR + _HALF_LABEL, _AIR, 2 * AXIS_ROOM + _AIR)
     return picture(drawn, (width, height), room, title)
 
 
-_DOTS = {"leak": ("square", LEAK, None), "clean": ("circle", CLEAN, None), "open": ("circle", None, LATE)}
+DOTS = {"leak": ("square", LEAK, None), "clean": ("circle", CLEAN, None), "open": ("circle", None, LATE)}
 """What was found -> shape, colour inside and colour of the edge. An undecided rate is drawn as a hollow dot, because more time or more
 steps might change it."""
 
@@ -189,14 +189,11 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
     width = 640 if one else 520
     row = 34
     height = row * len(bars)
-    drawn = [hairline((width * at, 0), (width * at, height), HAIRLINE) for at in _QUARTERS]
-    drawn.append(lower_axis([Tick(width * at, f"{at:.0%}") for at in _QUARTERS], width, height))
+    drawn = [axis_of_rates(width, height)]
     for n, rate in enumerate(bars):
         y = row * (n + 0.5)
         low, high = (rate.rate if bound is None else bound for bound in (rate.lower, rate.upper))
-        shape, fill, stroke = _DOTS[rate.found]
-        drawn.append(bar(width * low, width * high, y, 10, BAND))
-        drawn.append(symbol(shape, 130, (width * rate.rate, y), fill=fill, stroke=stroke))
+        drawn.append(rate_mark(rate.rate, (low, high), rate.found, y, width, 130))
         # no bar may cross the note: it is right of the rows, or above a single row, on the side without the limit's name
         if not one:
             drawn.append(middle_text(clip(rate.name), (-12, y), "end", MUTED))
@@ -212,8 +209,32 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
         drawn.append(text(limit_name, (x - 2 if left else x + 2, -10), "start" if left else "end", bold=True))
     notes = LETTER * max(len(rate.note) for rate in bars) + 12
     half = LETTER * 2  # of the label 100%, which stands in the middle below its tick
-    room = Margins(half if one else _NAMES, 24, half if one else notes + _AIR, AXIS_ROOM + _AIR)
+    room = Margins(half if one else NAMES, 24, half if one else notes + _AIR, AXIS_ROOM + _AIR)
     return picture(drawn, (width, height), room, title)
+
+
+def axis_of_rates(width: float, height: float) -> str:
+    """Return a horizontal axis from 0 to 100 % with an upright line at each quarter."""
+    lines = [hairline((width * at, 0), (width * at, height), HAIRLINE) for at in QUARTERS]
+    return "".join(lines) + lower_axis([Tick(width * at, f"{at:.0%}") for at in QUARTERS], width, height)
+
+
+def rate_mark(
+    rate: float, bounds: tuple[float, float], found: Literal["leak", "clean", "open"], y: float, width: float, area: int
+) -> str:
+    """Return the dot of a rate on the bar of its bounds.
+
+    Args:
+        rate: from 0 to 1.
+        bounds: of the rate.
+        found: what the dot says.
+        y: height of the row, in pixels.
+        width: of the axis of rates, in pixels.
+        area: of the dot, in square pixels.
+    """
+    shape, fill, stroke = DOTS[found]
+    dot = symbol(shape, area, (width * rate, y), fill=fill, stroke=stroke)
+    return bar(width * bounds[0], width * bounds[1], y, 10, BAND) + dot
 
 
 @dataclass(frozen=True)
@@ -244,8 +265,12 @@ class _StepAxis:
 
 
 def _share_axis(title: str, width: float, height: float) -> str:
-    ticks = [Tick(height * (1 - at), f"{at:.0%}") for at in _QUARTERS]
-    return left_axis(ticks, width, height) + middle_text(title, (-48, 45), "end", MUTED)
+    return upright_axis_of_rates(width, height) + middle_text(title, (-48, 45), "end", MUTED)
+
+
+def upright_axis_of_rates(width: float, height: float) -> str:
+    """Return a vertical axis from 0 to 100 % with a level line at each quarter."""
+    return left_axis([Tick(height * (1 - at), f"{at:.0%}") for at in QUARTERS], width, height)
 
 
 def clip(name: str) -> str:

@@ -9,10 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup
 
-from leakaudit.reports.charts import CLEAN, LABELS, LATE, LEAK, LINE_SHAPES, WORDS, clip
+from leakaudit.reports.charts import (
+    LABELS,
+    LEAK,
+    LINE_SHAPES,
+    NAMES,
+    WORDS,
+    axis_of_rates,
+    clip,
+    rate_mark,
+    upright_axis_of_rates,
+)
 from leakaudit.reports.svg import (
     AXIS_ROOM,
     BAND,
@@ -22,7 +33,6 @@ from leakaudit.reports.svg import (
     MUTED,
     Margins,
     Tick,
-    bar,
     block,
     hairline,
     hatched,
@@ -36,10 +46,7 @@ from leakaudit.reports.svg import (
     text,
 )
 
-_NAMES = 174
-"""Room for the names of rows, as in `charts`, so that pictures below each other stand in line."""
 _AIR = 6
-_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_COLUMNS = 60
 """Most columns of a picture of steps. Our choice: a column then has 10 pixels."""
 MOST_CURVES = 6
@@ -136,7 +143,7 @@ def group_chart(groups: Sequence[StepGroup], title: str, share: str) -> Markup:
     ticks = [Tick((n + 0.5) * wide, str(one.first)) for n, one in enumerate(groups) if n % every == 0]
     size = sum(groups[0].states[next(iter(groups[0].states))].values()) if groups[0].states else 1
     drawn.append(lower_axis(ticks, width, y, f"training step, {size} audited steps in a column"))
-    return picture(drawn, (width, y), Margins(_NAMES, 10, _AIR, 2 * AXIS_ROOM + _AIR), title)
+    return picture(drawn, (width, y), Margins(NAMES, 10, _AIR, 2 * AXIS_ROOM + _AIR), title)
 
 
 LOSS_ROOM = 66
@@ -237,7 +244,7 @@ def distribution_chart(columns: Sequence[Column], title: str, what: str) -> Mark
         )
         drawn.append(text(one.name, ((n + 0.5) * wide, height + 17), "middle", MUTED))
     drawn.append(hairline((0, height), (width, height), BAND))
-    return picture(drawn, (width, height), Margins(_NAMES, 22, _AIR, AXIS_ROOM + _AIR), title)
+    return picture(drawn, (width, height), Margins(NAMES, 22, _AIR, AXIS_ROOM + _AIR), title)
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,7 @@ def seconds_chart(curves: Sequence[Curve], title: str) -> Markup:
         drawn.append(symbol(shape, 60, (width + 24, row), fill=hollow, stroke=colour))
         drawn.append(middle_text(f"{clip(one.name)} {len(one.seconds)}/{one.steps}", (width + 36, row), colour=MUTED))
     right = 36 + LETTER * max(len(clip(one.name)) + 2 + 2 * len(str(one.steps)) for one in curves)
-    return picture(drawn, (width, height), Margins(_NAMES, 12, right, 2 * AXIS_ROOM + _AIR), title)
+    return picture(drawn, (width, height), Margins(NAMES, 12, right, 2 * AXIS_ROOM + _AIR), title)
 
 
 def _thin(path: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -318,8 +325,7 @@ class Limited:
     upper: float
     limit: float
     note: str
-    found: str
-    """`leak`, `clean` or `open`."""
+    found: Literal["leak", "clean", "open"]
 
 
 def limits_chart(rows: Sequence[Limited], title: str) -> Markup:
@@ -329,19 +335,15 @@ def limits_chart(rows: Sequence[Limited], title: str) -> Markup:
     """
     width, tall = 430, 34
     height = tall * len(rows)
-    drawn = [hairline((width * at, 0), (width * at, height), HAIRLINE) for at in _QUARTERS]
-    drawn.append(lower_axis([Tick(width * at, f"{at:.0%}") for at in _QUARTERS], width, height))
-    shapes = {"leak": ("square", LEAK, None), "clean": ("circle", CLEAN, None), "open": ("circle", None, LATE)}
+    drawn = [axis_of_rates(width, height)]
     for n, one in enumerate(rows):
         y = tall * (n + 0.5)
-        shape, fill, stroke = shapes[one.found]
-        drawn.append(bar(width * one.lower, width * one.upper, y, 10, BAND))
-        drawn.append(symbol(shape, 110, (width * one.rate, y), fill=fill, stroke=stroke))
+        drawn.append(rate_mark(one.rate, (one.lower, one.upper), one.found, y, width, 110))
         drawn.append(line((width * one.limit, y - 13), (width * one.limit, y + 13), INK, 2.5))
         drawn.append(middle_text(clip(one.name), (-12, y), "end", MUTED))
         drawn.append(middle_text(one.note, (width + 12, y)))
     right = 16 + LETTER * max(len(one.note) for one in rows)
-    return picture(drawn, (width, height), Margins(_NAMES, 8, right, AXIS_ROOM + _AIR), title)
+    return picture(drawn, (width, height), Margins(NAMES, 8, right, AXIS_ROOM + _AIR), title)
 
 
 def counts_chart(points: Mapping[tuple[int, int], int], title: str) -> Markup:
@@ -379,15 +381,14 @@ def counts_chart(points: Mapping[tuple[int, int], int], title: str) -> Markup:
                 stroke=LEAK if right else MUTED,
             )
         )
-    return picture(drawn, (size, size), Margins(_NAMES, 12, 40, 2 * AXIS_ROOM + _AIR), title)
+    return picture(drawn, (size, size), Margins(NAMES, 12, 40, 2 * AXIS_ROOM + _AIR), title)
 
 
 def _rates(title: str, width: float, height: float) -> str:
-    ticks = [Tick(height * (1 - at), f"{at:.0%}") for at in _QUARTERS]
     words = title.split(" ")
     lines = [" ".join(words[:2]), " ".join(words[2:])] if len(words) > 2 else [title]
     named = [
         middle_text(part, (-48, height / 2 + 16 * (n - (len(lines) - 1) / 2)), "end", MUTED)
         for n, part in enumerate(lines)
     ]
-    return left_axis(ticks, width, height) + "".join(named)
+    return upright_axis_of_rates(width, height) + "".join(named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import at_most, percent, rate_between
@@ -54,7 +54,7 @@ def _limits(verdict: Verdict) -> list[Limited]:
     for rule in _rated(verdict):
         k, upper, lower = rule.k or 0, rule.upper or 0.0, rule.lower or 0.0
         clean = rule.status is Status.PASS and not rule.censored and not k
-        found = "leak" if k else "clean" if clean else "open"
+        found: Literal["leak", "clean", "open"] = "leak" if k else "clean" if clean else "open"
         rows.append(
             Limited(
                 plain(rule.id), k / rule.n, lower, upper, rule.threshold, f"{k} of {rule.n}, {_needed(rule)}", found
