@@ -22,12 +22,18 @@ Forward = Callable[[MicroBatch], AbstractContextManager[dict[str, Tensor]]]
 
 
 def gradients_of_examples(
-    forward: Forward, batch: MicroBatch, parameters: Mapping[str, nn.Parameter], *, divisor: float, share: float
+    forward: Forward,
+    batch: MicroBatch,
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    divisor: float,
+    share: float,
+    alone: bool = True,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the gradient of each example by parameter name.
 
-    It is `share` times the example's part in the gradient of the micro-batch. Where an example gives the same outputs alone as in its batch,
-    its gradient costs a forward and a backward pass over one example. Elsewhere, as with dropout, it costs a backward pass over the batch.
+    It is `share` times the example's part in the gradient of the micro-batch. It costs a backward pass over the batch. With `alone`, and where
+    an example gives the same outputs alone as in its batch (not with dropout), it costs a forward and a backward pass over one example.
 
     Args:
         forward: runs the client's model.
@@ -35,6 +41,8 @@ def gradients_of_examples(
         parameters: those of the model whose gradients are asked for; their `grad` is overwritten.
         divisor: divisor of the client's loss, if the model computes it.
         share: factor of every gradient.
+        alone: examples may be taken out of their batch. The gradients are then rounded otherwise than in the batch, which shows where the
+            gradients of several examples nearly cancel.
 
     Raises:
         SnapshotError: no output has one row an example, so the examples' gradients cannot be told apart.
@@ -44,17 +52,17 @@ def gradients_of_examples(
         tensors, output_gradients = gradients_by_row(outputs, batch.output_gradients, rows, divisor)
     names = {id(output): path for path, output in outputs.items()}
     whole = {names[id(tensor)]: tensor for tensor in tensors}
-    is_independent = rows > 1
+    is_independent = alone and rows > 1
     for row in range(rows):
         for parameter in parameters.values():
             parameter.grad = None
-        alone = _outputs_alone(forward, _example_of(batch, row, rows), row, whole) if is_independent else None
-        if alone is None:
+        own_outputs = _outputs_alone(forward, _example_of(batch, row, rows), row, whole) if is_independent else None
+        if own_outputs is None:
             is_independent = False
             own = [_only(row, share * one) for one in output_gradients]
             torch.autograd.backward(tensors, own, retain_graph=row < rows - 1)
         else:
-            torch.autograd.backward(alone, [share * one[row : row + 1] for one in output_gradients])
+            torch.autograd.backward(own_outputs, [share * one[row : row + 1] for one in output_gradients])
         yield take_gradients(parameters)
 
 

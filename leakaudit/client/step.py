@@ -112,7 +112,9 @@ class ClientStep:
         check_finite(update)
         return Observation(update=update, model=self.model.eval(), facts=self.facts)
 
-    def clipped_per_example(self, bound: float, *, divisor: float, summed: bool) -> dict[str, Tensor]:
+    def clipped_per_example(
+        self, bound: float, *, divisor: float, summed: bool, alone: bool = False
+    ) -> dict[str, Tensor]:
         """Clip the gradient of each example and return their sum, divided; add no noise.
 
         Source: Abadi et al. 2016, Algorithm 1. An example's gradient is B times its share in the gradient of the micro-batch's mean
@@ -122,6 +124,7 @@ class ClientStep:
             bound: L2 norm to which an example's gradient is clipped; infinity for no clipping.
             divisor: divisor of the sum, such as the expected batch size.
             summed: whether the loss of a micro-batch is the sum over its examples instead of their mean.
+            alone: examples may be taken out of their batch, which is faster and rounds otherwise than the client.
 
         Returns:
             Parameter name -> (sum of clipped gradients) / divisor, for the shared parameters, float32.
@@ -141,13 +144,13 @@ class ClientStep:
             for batch in self.truth.micro_batches:
                 share = 1 if summed else len(batch.inputs["input_ids"])
                 examples = gradients_of_examples(
-                    self._forward, batch, parameters, divisor=self.recipe.loss_divisor, share=share
+                    self._forward, batch, parameters, divisor=self.recipe.loss_divisor, share=share, alone=alone
                 )
                 for example in examples:
                     norm = torch.stack([g.norm() for g in example.values()]).norm()
                     factor = float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
                     for name, gradient in example.items():
-                        total[name].add_(gradient, alpha=factor)
+                        total[name] += gradient.mul_(factor)
         return {name: gradient / divisor for name, gradient in total.items()}
 
     def _check_replayable(self) -> None:

@@ -91,7 +91,7 @@ class DpSgd(Defense):
                 "audit dp-sgd on a run without a shipped defence"
             )
         known = self.settled(step, seen.update)
-        clipped = known._clipped(step)
+        clipped = known._clipped(step, alone=True)  # nothing is compared with it, so rounding does not matter
         check_finite(clipped)
         sigma = known._sigma
         noisy = {
@@ -132,11 +132,12 @@ class DpSgd(Defense):
         """
         return recomputed if self.is_identity() else self.settled(step, observed)._clipped(step)
 
-    def _clipped(self, step: ClientStep) -> dict[str, Tensor]:
+    def _clipped(self, step: ClientStep, *, alone: bool = False) -> dict[str, Tensor]:
         return step.clipped_per_example(
             self.max_grad_norm,
             divisor=self._divisor,
             summed=self.loss_reduction == "sum",
+            alone=alone,
         )
 
     @property

@@ -201,7 +201,7 @@ def test_the_configurations_on_the_page_are_valid(tmp_path: Path) -> None:
 def test_the_commands_on_the_page_exist_with_their_options() -> None:
     """Folder, key and step are what they stand for; nothing is run."""
     commands = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines() if line.strip()]
-    assert len(commands) == 7
+    assert len(commands) == 10
     for program, *words in commands:
         assert program == "leakaudit"
         group: Any = main

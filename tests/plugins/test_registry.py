@@ -245,5 +245,11 @@ def test_an_installed_extension_is_listed_beside_our_own(installed: Path) -> Non
         "threat_model": "sees nothing",
         "source": "made for a test",
         "options": {"token": "7"},
+        "knobs": [{"name": "token", "default": "7", "kind": "int", "sentence": "The token id.", "of_preset": ""}],
+        "example": "always-one-token(token=7)",
+        "battery": [],
+        "reads": "gradient",
+        "needs": "everything",
+        "search": False,
     }
     assert "span" in rows
