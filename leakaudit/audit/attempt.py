@@ -17,6 +17,7 @@ from leakaudit.audit.perplexity import guess_perplexity
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, Tagger, score, with_similarity
 from leakaudit.audit.step_record import texts_of
+from leakaudit.audit.worker_signals import raise_lost_interrupt
 from leakaudit.client.observation import Observation
 from leakaudit.client.truth import Truth
 from leakaudit.config.audit import AuditConfig
@@ -128,6 +129,7 @@ class AttemptRunner:
         except AnatomyError as error:
             return self._not_applicable(attempt, attack, str(error), start)
         except Exception as error:
+            raise_lost_interrupt()
             if raise_out_of_memory and isinstance(error, torch.OutOfMemoryError):
                 raise
             passed = time.perf_counter() - start

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.audit.worker_signals import raise_lost_interrupt
 from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
@@ -163,6 +164,7 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
         SnapshotSealedError: the snapshot is encrypted and no key fits.
         ModelNotVouchedError: the snapshot names code that makes its model, and the user did not name that code.
         OSError: the disk is full or the spool was removed. The snapshot itself may still be valid.
+        KeyboardInterrupt: the worker was asked to stop.
     """
     from leakaudit.storage.snapshots import read_snapshot
 
@@ -172,11 +174,14 @@ def audit_one(spool: Spool, audit: Any, claimed: Path, options: WorkerOptions, *
             others_wait=lambda: not all(map(_slow_left(audit), spool.queue.ready())),
         )
     except (SnapshotSealedError, ModelNotVouchedError, OSError):
+        raise_lost_interrupt()
         raise
     except LeakAuditError as error:
+        raise_lost_interrupt()
         options.notify(f"snapshot {claimed.stem} refused: {type(error).__name__}: {error}")
         reason = type(error).__name__
     except Exception as error:
+        raise_lost_interrupt()
         reason = type_and_place(error)
         options.notify(f"snapshot {claimed.stem} refused: {reason}")
     else:

@@ -13,18 +13,38 @@ ASK_AGAIN_S = 2.0
 """Seconds after which the end of a time limit is raised again. Our choice: giving a snapshot back takes less."""
 
 
+_was_asked = False
+"""Whether SIGTERM came while it interrupts."""
+
+
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt, and restore its handler afterwards."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    global _was_asked
+    previous, _was_asked = signal.signal(signal.SIGTERM, _interrupt), False
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+        _was_asked = False
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    global _was_asked
+    _was_asked = True
     raise KeyboardInterrupt
+
+
+def raise_lost_interrupt() -> None:
+    """Raise the interrupt of an earlier SIGTERM again, in case it was lost.
+
+    Foreign code may turn it into an error of its own, as a reader in Rust does with what Python raises inside of it.
+
+    Raises:
+        KeyboardInterrupt: SIGTERM came while it interrupts.
+    """
+    if _was_asked:
+        raise KeyboardInterrupt
 
 
 class TimeIsUp(KeyboardInterrupt):

@@ -20,7 +20,7 @@ from leakaudit.audit.worker import DIED_OVER, run_worker
 from leakaudit.cli import main
 from leakaudit.client.snapshot import OBSERVED, Snapshot
 from leakaudit.config.audit import AuditConfig, PluginSpec
-from leakaudit.errors import ConfigError, ResultsError, SpoolError
+from leakaudit.errors import ConfigError, ResultsError, SnapshotError, SpoolError
 from leakaudit.exit_codes import ExitCode
 from leakaudit.models import factories
 from leakaudit.results.files import load_results
@@ -442,6 +442,25 @@ def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
     audit = FakeAudit(lambda step: os.kill(os.getpid(), signal.SIGTERM))
     assert run_worker(spool.root, audit_factory=audit) == 130
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("kind", [ValueError, SnapshotError, OSError])
+def test_a_sigterm_that_foreign_code_turned_into_an_error_is_an_interruption(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    """The snapshot is given back, and not set aside as damaged."""
+
+    def loses_it(_step: int) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            raise kind("invalid file") from None
+
+    spool, audit = make(tmp_path, 1), FakeAudit(loses_it)
+    assert run_worker(spool.root, audit_factory=audit) == 130
+    assert names(spool) == ["000001.ready"]
+    assert audit.finished is not None and audit.finished["interrupted"]
 
 
 @pytest.mark.parametrize("act", [lambda spool: None, lambda spool: spool.discard()], ids=["through", "spool removed"])
