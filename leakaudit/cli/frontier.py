@@ -105,7 +105,7 @@ def frontier(
     asked = Asked(config, families, what, trainings, seeds, halving, script)
     with stop_on_signals(limit) as stop:
         try:
-            results, stopped = asked.dry_run() if dry_run else asked.run(stop)
+            results, stopped = asked.dry_run(stop) if dry_run else asked.run(stop)
         except Stopped as early:
             say("stopped before the first attempt was finished, so nothing was written")
             sys.exit(exit_code(early))
@@ -162,10 +162,11 @@ class Asked:
     script: str | None = None
     """Command line of the user's training script; None for the trainings of this package."""
 
-    def dry_run(self) -> tuple[None, None]:
+    def dry_run(self, stop: Request) -> tuple[None, None]:
         """Print the plan."""
         with tempfile.TemporaryDirectory() as folder:
             work = self._work(self._steps(), Path(folder))
+            work.trainer.check = stop.check
             work.estimate_all()
             print_plan(work)
         return None, None
@@ -254,8 +255,9 @@ class Asked:
             left = work.seconds() - work.begun_s if len(work.prices) == len(work.candidates) else 0.0
             say(f"{name}; at most about {duration(left)} left after it" if left > 0 else name)
 
-        work.notice = begin
+        work.notice, work.trainer.check = begin, stop.check
         try:
+            stop.work_again()  # the audit has written its results
             work.price_all()
             print_plan(work)
             work.run(results)

@@ -98,6 +98,15 @@ class Request:
         """
         self._finishing = True
 
+    def work_again(self) -> None:
+        """Stop at a first signal again: the results are written, and further work begins.
+
+        Raises:
+            Stopped: a signal came while the results were written.
+        """
+        self._finishing = False
+        self.check()
+
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Stop the command at the first signal, and the process at a later one.
 

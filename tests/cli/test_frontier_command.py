@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from leakaudit.audit.frontier.training import Run
 from leakaudit.audit.frontier.work import Work
 from leakaudit.cli import main
 from leakaudit.results.files import load_results
@@ -93,6 +97,31 @@ def test_a_stopped_frontier_names_what_is_missing(command: list[str], monkeypatc
     assert any(one.what == "utility under sign" and "stopped" in one.why for one in results.coverage.not_tested)
     monkeypatch.undo()
     assert {row["defense"] for row in _rows(command, "--defenses", "sign")["utility"]} == {"none", "sign"}
+
+
+@pytest.mark.parametrize("turned", [None, ValueError])
+def test_a_signal_that_foreign_code_loses_stops_the_trainings(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, turned: type[Exception] | None
+) -> None:
+    """Its exception is dropped, or becomes an error that says that a defence does not fit."""
+    steps, send = 0, Run.sent
+
+    def loses_it(run: Run, *given: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        try:
+            if steps == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(30)
+        except KeyboardInterrupt:
+            if turned is not None:
+                raise turned("not a number") from None
+        return send(run, *given)
+
+    monkeypatch.setattr(Run, "sent", loses_it)
+    done = _run(command, "--defenses", "gaussian-noise(scale=0.1)")
+    assert done.exit_code == 143 and steps == 4
+    assert "the same command continues" in done.stderr
 
 
 def test_a_training_that_diverges_has_no_value(command: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -93,6 +93,8 @@ class Trainer:
         self.what = what
         self.trainings = trainings
         self.device = device
+        self.check: Callable[[], None] = lambda: None
+        """Called before and after every training step; it may raise to stop the work."""
         self.rows = Rows.of(what, trainings)
         self.tokenizer = load_tokenizer(what.model)
         every = (*self.rows.train, *self.rows.choice, *self.rows.evaluation)
@@ -213,11 +215,13 @@ class Run:
 
         A parameter that the defence withholds does not change.
         """
+        self.trainer.check()
         sent = self.sent(batch, defense, rng)
         for name, parameter in self.model.named_parameters():
             parameter.grad = sent[name].to(parameter) if name in sent else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        self.trainer.check()
         return sent
 
     def measure(self, rows: Sequence[Example]) -> Outcomes:

@@ -164,6 +164,7 @@ class Work:
         try:
             trained = self.trainer.train(candidate.defense, seed, steps, rate)
         except UNFIT as error:
+            self.trainer.check()  # foreign code may turn the exception of a signal into one of these
             if candidate.defense is None:
                 raise
             return KeptTraining(**facts, unfit=_why(error))
@@ -183,6 +184,7 @@ class Work:
         except NonFiniteUpdateError:
             return KeptPrice()  # it diverges at once, which its trainings tell
         except UNFIT as error:
+            self.trainer.check()
             if candidate.defense is None:
                 raise
             return KeptPrice(unfit=_why(error))
