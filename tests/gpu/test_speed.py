@@ -29,6 +29,8 @@ WORDS = 30522
 
 TIMED = {
     "span": {},
+    "rare-rows": {},
+    "llg": {},
     "embedding-rows": {},
     "lamp-cos": {"preset": "fast", "steps": 20, "restarts": 1, "n_init": 2},
 }
