@@ -6,7 +6,7 @@ import io
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,20 @@ CORE = (
 )
 """Keys of a verdict that two versions of leakaudit must agree on."""
 
+FACTS = (
+    "run",
+    "policy",
+    "policy_of_run",
+    "policy_changed",
+    "about",
+    "texts_back",
+    "valid_until",
+    "steps",
+    "unverified_steps",
+    "unverifiable_steps",
+)
+"""Keys of a verdict that must follow where they are there; an earlier version may lack one."""
+
 CORE_OF_RULE = ("id", "status", "level", "k", "n", "lower", "upper", "threshold", "waived")
 """Keys of a rule of a verdict that two versions must agree on."""
 
@@ -82,6 +96,7 @@ def check_bundle(path: Path) -> Checked:
         found.verdict = evidence.verdict
         found.problems += _about_verdict(held, evidence, versions)
         found.problems += _about_subject(evidence, versions)
+        found.notes += _not_shown(evidence)
         _compare(found, held, evidence, versions)
     except _BundleProblem as problem:
         found.problems.append(str(problem))
@@ -173,7 +188,7 @@ def _evidence(held: Mapping[str, bytes]) -> Evidence:
         name = bundle.POLICY
         policy = parse_policy(held[name].decode(), name)
         name = bundle.WAIVERS
-        waivers = parse_waivers(held[name].decode(), name) if name in held else None
+        waivers = parse_waivers(held[name].decode(), name, policy) if name in held else None
         name = bundle.IMPORTED
         imported = Imported.model_validate_json(held[name]) if name in held else None
         name = bundle.BASELINE
@@ -228,6 +243,9 @@ def _about_verdict(held: Mapping[str, bytes], evidence: Evidence, versions: Mapp
     for key in CORE:
         if told.get(key) != real[key]:
             yield f"The verdict does not follow: judged anew, {key} is {short(real[key])}; {bundle.VERDICT} has {short(told.get(key))}."
+    for key in FACTS:
+        if key in told and told[key] != real[key]:
+            yield f"The verdict does not follow: judged anew, {key} is not what {bundle.VERDICT} has."
     rules = {rule.get("id"): rule for rule in told.get("rules", [])}
     for rule in real["rules"]:
         other = rules.pop(rule["id"], {})
@@ -245,6 +263,18 @@ def _about_subject(evidence: Evidence, versions: Mapping[str, Any]) -> Iterator[
     binding = evidence.claim.binding
     if binding is not None and binding.results_digest not in (evidence.results.digest, _origin(versions).get("digest")):
         yield f"{SUBJECT} is about other results than {bundle.RESULTS}."
+
+
+def _not_shown(evidence: Evidence) -> Iterator[str]:
+    """Yield a sentence for each statement of the verdict that nothing in the bundle shows."""
+    source = evidence.claim.source
+    if evidence.verdict.allowed and not replace(evidence, allowed=False).verdict.allowed:
+        yield "Whoever called the gate allowed an undecided verdict (exit code 0), says the verdict; the policy does not, and nothing here shows who did."
+    if source is not None:
+        yield (
+            f"The policy was read from {short(source.ref)[1:-1]} at the commit {short(source.commit)[1:-1]}, says the verdict; nothing here shows "
+            f"it. In the repository, compare {bundle.POLICY} with `git show COMMIT:PATH`."
+        )
 
 
 def _equal(a: Any, b: Any) -> bool:

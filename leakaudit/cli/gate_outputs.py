@@ -144,6 +144,9 @@ def write_outputs(verdict: Verdict, files: PolicyFiles, released: Sequence[Artif
     from leakaudit.gate.policy import rule_lines
     from leakaudit.reports import outputs as forms
 
+    refused = forms.not_shown(verdict, released) if outputs.svr else ""
+    if outputs.svr and refused:
+        _not_written(outputs.svr, refused)
     policy, text = files.policy, files.policy_text() if outputs.sarif or outputs.github else None
     lines = None if text is None else rule_lines(text)
     made: list[tuple[Path | None, str, Callable[[], str]]] = [
@@ -152,7 +155,7 @@ def write_outputs(verdict: Verdict, files: PolicyFiles, released: Sequence[Artif
         (outputs.badge, "w", lambda: forms.badge(verdict)),
         (outputs.sarif, "w", lambda: forms.sarif(verdict, policy, lines)),
         (outputs.attestation, "w", lambda: forms.attestation(verdict, released)),
-        (_only_on_pass(outputs.svr, verdict), "w", lambda: forms.svr(verdict, released)),
+        (None if refused else outputs.svr, "w", lambda: forms.svr(verdict, released)),
         (outputs.cyclonedx, "w", lambda: forms.cyclonedx(verdict, released)),
     ]
     if outputs.github:
@@ -161,7 +164,7 @@ def write_outputs(verdict: Verdict, files: PolicyFiles, released: Sequence[Artif
         if told := os.environ.get("GITHUB_OUTPUT"):
             made.append((Path(told), "a", lambda: forms.job_outputs(verdict)))
     written = [_written(path, mode, make) for path, mode, make in made if path is not None]
-    return all(written)
+    return all(written) and not (refused and verdict.verdict == "PASS")
 
 
 def _written(path: Path, mode: str, make: Callable[[], str]) -> bool:
@@ -175,14 +178,9 @@ def _written(path: Path, mode: str, make: Callable[[], str]) -> bool:
     return True
 
 
-def _only_on_pass(file: Path | None, verdict: Verdict) -> Path | None:
-    """Return the file if the verdict is PASS; else remove the one of an earlier PASS."""
-    from leakaudit.gate.verdict import Status
-
-    if file is None or verdict.verdict is Status.PASS:
-        return file
+def _not_written(file: Path, why: str) -> None:
+    """Say why a file is not written, and remove the one of an earlier call."""
     with suppress(OSError):
         file.unlink()
     stale = "; the one that is there is of an earlier call" if file.exists() else ""
-    click.echo(f"{file}: was not written, because the verdict is {verdict.verdict}{stale}", err=True)
-    return None
+    click.echo(f"{file}: was not written, because {why}{stale}", err=True)

@@ -103,12 +103,15 @@ def _show_rule(verdict: Verdict, name: str, as_json: bool) -> None:
 
 
 def _attempts_of(judged: Judged, part: str, name: str) -> list[Attempt]:
-    """Return the attempts on a step, or of an attack.
+    """Return the attempts on a step, or of an attack, without private words.
 
     Raises:
         ConfigError: the results have no such step or attack.
     """
-    found = judged.results
+    from leakaudit.reports.redaction import cleaned
+    from leakaudit.results.schema import TextMode
+
+    found = cleaned(judged.results, TextMode.MASKED)
     if part == "attack":
         chosen = [attempt for attempt in found.attempts if attempt.attack == name]
         if not chosen:

@@ -135,7 +135,6 @@ def judge(
     overall, deciding = _overall(rules, gaps)
     alternatives = tuple(_alternatives(results, policy, gaps, reference, of_others, index))
     back = recovered(results, shipped_column(results))
-    finished = moment(results.run.finished)
     verdict = Verdict(
         **origin,
         verdict=overall,
@@ -155,7 +154,7 @@ def judge(
         deciding_rule=deciding.id,
         texts_back=back.exact + back.all_words,
         evidence_age_s=age.total_seconds() if age is not None else None,
-        valid_until=_stamp(finished + length_of(policy.evidence.max_age)) if finished else None,
+        valid_until=_valid_until(results, policy, imported),
         steps=len(results.steps),
         unverified_steps=sum(not usable(step) for step in results.steps),
         unverifiable_steps=sum(usable(step) and not step.verification.status.bounds for step in results.steps),
@@ -170,6 +169,15 @@ def judge(
         problems=(),
     )
     return allowed_for_a_time(verdict, policy.on_inconclusive, now)
+
+
+def _valid_until(results: Results, policy: Policy, imported: Imported | None) -> str | None:
+    """Return when the first part of the evidence becomes too old; None if unknown."""
+    finished = moment(results.run.finished)
+    of_others = moment(imported.created_at) if policy.imported and imported is not None else None
+    if finished is None:
+        return None
+    return _stamp(min(finished, of_others or finished) + length_of(policy.evidence.max_age))
 
 
 def _used(policy: Policy, reference: Reference) -> BaselineUsed | None:

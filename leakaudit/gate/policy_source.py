@@ -14,7 +14,7 @@ from leakaudit.config.yaml_document import MAX_BYTES, read_text
 from leakaudit.errors import ConfigError
 from leakaudit.files.git import GitError, git
 from leakaudit.gate.policy import Policy, default_policy, parse_policy
-from leakaudit.gate.waivers import Waivers, limits_of, parse_waivers, waivers_file
+from leakaudit.gate.waivers import Waivers, parse_waivers, waivers_file
 from leakaudit.plugins.names import Names
 
 POLICY = "leakaudit.policy.yaml"
@@ -130,7 +130,7 @@ class PolicyFiles:
             ConfigError: a file that is named cannot be read, or is wrong.
         """
         file = waivers_file(policy, self.policy, self.waivers)
-        return None if file is None else parse_waivers(*self._text(file), limits_of(policy).max_days)
+        return None if file is None else parse_waivers(*self._text(file), policy)
 
     def waivers_text(self, policy: Policy) -> str | None:
         """Return the text of the waivers that hold for a policy; None if there are none.

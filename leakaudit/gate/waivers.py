@@ -12,15 +12,21 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from leakaudit.config.strict_yaml import parse_yaml
-from leakaudit.gate.policy import ANY, SHIPPED, Policy, RuleId
+from leakaudit.gate.policy import ANY, HIGHEST_LIMIT, SHIPPED, Policy, RuleId
 from leakaudit.gate.policy_parts import MAX_DAYS, PolicyPart, WaiversFile, Words
-from leakaudit.gate.verdict import RuleVerdict, Status, WaiverVerdict
+from leakaudit.gate.verdict import LimitKind, RuleVerdict, Status, WaiverVerdict
 from leakaudit.gate.wording import allowed, percent
-from leakaudit.results.schema import Fraction
+from leakaudit.results.schema import Amount
 from leakaudit.results.wording import counted
+
+
+def _run_id(text: str) -> str:
+    if not text or any(letter.isspace() for letter in text):
+        raise ValueError("is no id of a run; write `run: any` for every run and for several together")
+    return text
 
 
 class WaiverScope(PolicyPart):
@@ -28,8 +34,8 @@ class WaiverScope(PolicyPart):
 
     defense: str = SHIPPED
     """Defence of the rule, as in the rule's own scope."""
-    run: str = ANY
-    """Id of the one run for which it holds; `any` for every run."""
+    run: Annotated[str, AfterValidator(_run_id)] = ANY
+    """Id of the one run for which it holds; `any` for every run, and for several that are judged together."""
 
 
 class Waiver(PolicyPart):
@@ -51,8 +57,9 @@ class Waiver(PolicyPart):
     """First day on which it holds, in UTC."""
     expires: date
     """Last day on which it holds, in UTC; at most 90 days after `created`."""
-    ceiling: Fraction | None = None
-    """Largest upper bound of the rule (or count, or score) up to which it holds; None for no ceiling."""
+    ceiling: Amount | None = None
+    """Largest upper bound of the rule (or count, score or epsilon) up to which it holds; None for no ceiling. Of a rate or a score it is below 1,
+    because nothing is above 1."""
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -96,6 +103,26 @@ def _too_long(found: Waivers, max_days: int) -> Iterator[tuple[tuple[str | int, 
             yield ("waivers", index, "expires"), said
 
 
+def _no_ceiling(found: Waivers, policy: Policy) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    kinds: dict[str, LimitKind] = {rule.id: rule.limit for rule in policy.rules}
+    kinds |= dict.fromkeys((rule.id for rule in policy.imported), "max_value")
+    for index, waiver in enumerate(found.waivers):
+        kind = kinds.get(waiver.rule)
+        if kind is not None and (said := _above_all(kind, waiver.ceiling)):
+            yield ("waivers", index, "ceiling"), f"waiver {waiver.id!r}: {said}"
+
+
+def _above_all(kind: LimitKind, ceiling: float | None) -> str:
+    """Return why a ceiling of a share would let everything through; else empty."""
+    if ceiling is None or kind in _NO_SHARE or ceiling <= HIGHEST_LIMIT:
+        return ""
+    return f"its ceiling of {ceiling:g} would hold however much leaks; write a share such as 0.6, or leave it out"
+
+
+_NO_SHARE = frozenset({"max_count", "claimed_epsilon"})
+"""Limits that are no share."""
+
+
 def limits_of(policy: Policy) -> WaiversFile:
     """Return the policy's file of waivers with its limits; `.` for no file."""
     named = policy.waivers
@@ -115,18 +142,23 @@ def waivers_file(policy: Policy, policy_file: Path | None, given: Path | None = 
     return given
 
 
-def parse_waivers(text: str, source: str, max_days: int = MAX_DAYS) -> Waivers:
+def parse_waivers(text: str, source: str, policy: Policy | None = None) -> Waivers:
     """Read waivers from text.
 
     Args:
         text: that of the file.
         source: name of the file in messages.
-        max_days: longest life of a waiver that the policy accepts.
+        policy: the policy whose limits hold for the waivers; None to check them by themselves only.
 
     Raises:
         ConfigError: one line for each problem, with the line of the file.
     """
-    return parse_yaml(text, Waivers, source, lambda found: _too_long(found, max_days))
+    if policy is None:
+        return parse_yaml(text, Waivers, source)
+    limits = limits_of(policy)
+    return parse_yaml(
+        text, Waivers, source, lambda found: (*_too_long(found, limits.max_days), *_no_ceiling(found, policy))
+    )
 
 
 def waived(
@@ -148,7 +180,7 @@ def waived(
     for waiver in waivers.waivers:
         number = next((n for n, rule in enumerate(found) if _is_about(waiver, rule, run)), None)
         rule = None if number is None else found[number]
-        state, why = _state(waiver, rule, today, warn)
+        state, why = _state(waiver, rule, today, warn) if rule is not None else _about_nothing(waiver, found, run)
         said.append(_verdict(waiver, state, why))
         if state == "applies" and rule is not None and number is not None and not rule.waived:
             until = f"waived until {waiver.expires} by {waiver.owner} ({waiver.id}): {waiver.reason}"
@@ -163,13 +195,16 @@ def _is_about(waiver: Waiver, rule: RuleVerdict, run: str) -> bool:
 State = Literal["applies", "expired", "not yet", "unused", "no such rule", "critical", "undecided", "over its ceiling"]
 
 
-def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelta) -> tuple[State, str]:
+def _about_nothing(waiver: Waiver, rules: Sequence[RuleVerdict], run: str) -> tuple[State, str]:
+    """Return why no rule is in the scope of a waiver."""
+    of_any_run = waiver.model_copy(update={"scope": waiver.scope.model_copy(update={"run": ANY})})
+    if any(_is_about(of_any_run, rule, run) for rule in rules):
+        return "no such rule", f"it holds for the run {waiver.scope.run} alone, and this verdict is about {run}"
+    return "no such rule", f"no rule {waiver.rule!r} of this policy is in its scope; remove it or correct it"
+
+
+def _state(waiver: Waiver, rule: RuleVerdict, today: date, warn: timedelta) -> tuple[State, str]:
     """Return what becomes of a waiver, and why in words."""
-    if rule is None:
-        return (
-            "no such rule",
-            f"no rule {waiver.rule!r} of this policy and run is in its scope; remove it or correct it",
-        )
     if today > waiver.expires:
         return "expired", f"it expired on {waiver.expires}, so the rule counts again"
     if today < waiver.created:
@@ -180,11 +215,13 @@ def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelt
         return "unused", "the rule does not need it; remove it"
     if rule.status is not Status.FAIL:
         return "undecided", "the rule is undecided, and missing evidence cannot be waived"
+    if said := _above_all(rule.kind, waiver.ceiling):
+        return "over its ceiling", said
     reached = max(one for one in (rule.upper, rule.observed, 0.0) if one is not None)
     if waiver.ceiling is not None and reached > waiver.ceiling:
         return (
             "over its ceiling",
-            f"the rule reached {_reached(rule, reached)}, above the ceiling of {percent(waiver.ceiling)}",
+            f"the rule reached {_reached(rule, reached)}, above the ceiling of {_reached(rule, waiver.ceiling)}",
         )
     left = waiver.expires - today
     soon = f"; it ends in {counted(left.days, 'day')}" if left <= warn else ""
@@ -192,7 +229,7 @@ def _state(waiver: Waiver, rule: RuleVerdict | None, today: date, warn: timedelt
 
 
 def _reached(rule: RuleVerdict, value: float) -> str:
-    return allowed(rule.kind, value) if rule.kind in ("max_count", "claimed_epsilon") else percent(value)
+    return allowed(rule.kind, value) if rule.kind in _NO_SHARE else percent(value)
 
 
 def _verdict(waiver: Waiver, state: State, why: str) -> WaiverVerdict:

@@ -6,10 +6,12 @@ it is never written again.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from leakaudit.config.duration import length_of
 from leakaudit.gate.verdict import Status
 from leakaudit.results.schema import Amount, Count, Fraction, Mark
 
@@ -116,3 +118,26 @@ class NightRecord(NightModel):
     def rate_of(self, series: tuple[str, int | None, str, str]) -> Rate | None:
         """Return the rate of a series; None if the night has none."""
         return next((rate for rate in self.rates if rate.series == series), None)
+
+
+def as_of(record: NightRecord, max_age: str, now: datetime) -> NightRecord:
+    """Return a recorded night as it counts now: a pass on old evidence is none.
+
+    So a job that always names the same night does not pass forever.
+
+    Args:
+        record: an audited night.
+        max_age: largest age of the evidence, such as 7d.
+        now: the time, with time zone.
+    """
+    age = now - datetime.fromisoformat(record.finished)
+    if record.exit_code != Status.PASS.exit_code or age <= length_of(max_age):
+        return record
+    said = f"The evidence is {age.total_seconds() / 86400:.1f} days old; the policy allows {max_age}."
+    return record.model_copy(
+        update={
+            "verdict": Status.INCONCLUSIVE,
+            "exit_code": int(Status.INCONCLUSIVE.exit_code),
+            "sentence": f"{said} {record.sentence}".strip(),
+        }
+    )

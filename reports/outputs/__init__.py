@@ -11,7 +11,7 @@ from leakaudit.reports.outputs.junit import junit_xml
 from leakaudit.reports.outputs.markdown import summary
 from leakaudit.reports.outputs.model_card import model_card
 from leakaudit.reports.outputs.sarif import sarif
-from leakaudit.reports.outputs.svr import svr
+from leakaudit.reports.outputs.svr import not_shown, svr
 from leakaudit.reports.outputs.tags import tags
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "job_outputs",
     "junit_xml",
     "model_card",
+    "not_shown",
     "sarif",
     "summary",
     "svr",

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,30 @@ def test_a_second_start_repeats_nothing(place: Path) -> None:
     assert "`--at 2026-11-02T0000Z` runs it now" in second.stderr and period("2026-11-02T0000Z") == "2026-11-02T0000Z"
     assert {path: path.stat().st_mtime_ns for path in (place / "leakaudit-nights").rglob("*")} == written
     assert "is complete" in second.stderr
+
+
+def test_a_pass_of_a_complete_night_ends_with_its_evidence(place: Path) -> None:
+    """A job that always names the same night would pass forever."""
+    night(place)
+    file = place / "leakaudit-nights/history/2026-11-01T0000Z.json"
+    record = json.loads(file.read_text())
+    for age, code in ((timedelta(days=6), 0), (timedelta(days=8), 4)):
+        finished = (datetime.now(UTC) - age).isoformat(timespec="seconds")
+        file.write_text(json.dumps(record | {"exit_code": 0, "verdict": "PASS", "finished": finished}))
+        done = night(place)
+        assert done.exit_code == code, done.output
+        assert done.stdout.startswith(f"2026-11-01T0000Z {'PASS' if code == 0 else 'INCONCLUSIVE'}:")
+        said = json.loads(night(place, FIRST, "--json").stdout)
+        assert ("The evidence is 8.0 days old; the policy allows 7d." in said["sentence"]) == (code == 4)
+
+
+def test_a_night_of_the_future_removes_nothing_that_is_young(place: Path) -> None:
+    """`--at` names a night; it does not make the others old."""
+    configure(place, keep="30d")
+    today = datetime.now(UTC)
+    night(place, today.date().isoformat())
+    night(place, (today + timedelta(days=60)).date().isoformat())
+    assert folder_of(place, today.date().isoformat()).exists()
 
 
 def test_two_nights_have_other_steps_and_one_sequence(place: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,13 @@ def test_a_leak_is_a_leak_even_if_old_but_not_if_the_controls_leak_too() -> None
     """Where canaries come back that the model never saw, the measure shows nothing."""
     assert judged(with_rule(), found(60, 60, created_at="2026-10-01T00:00:00Z")).status is Status.FAIL
     assert judged(with_rule(), found(60, 60, controls_regurgitated=0.9)).status is Status.INCONCLUSIVE
+
+
+def test_the_older_evidence_says_until_when_a_verdict_is_valid() -> None:
+    """A pass of both ends when the report of memaudit is too old; without rules on it, its age says nothing."""
+    old = found(0, 100, created_at=(NOW - timedelta(days=6)).isoformat())
+    assert verdict_with(with_rule(), old).valid_until == (NOW + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert verdict_with(policy(), old).valid_until == verdict_with(policy(), None).valid_until
 
 
 def test_generation_that_was_skipped_is_no_clean_model(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {"id": "shown", "event": "exact_sentence", "max_rate": 0.05, "level": "warn"},
 )
 RATE, RED_LINE, WARNED = RULES
+COUNT = RED_LINE | {"severity": "high"}
 
 
 def waiver(**fields: Any) -> dict[str, Any]:
@@ -78,6 +79,8 @@ def test_a_waived_rule_has_no_part_in_the_verdict_and_stays_in_sight() -> None:
         ),
         (LEAKS, (RATE,), {"created": str(TODAY + timedelta(days=1))}, "not yet"),
         (LEAKS, (RATE,), {"ceiling": 0.5}, "over its ceiling"),
+        (LEAKS, (RATE,), {"ceiling": 1}, "over its ceiling"),
+        (LEAKS, (COUNT,), {"rule": "verbatim", "ceiling": 59}, "over its ceiling"),
         (LEAKS, (RATE,), {"scope": {"defense": "dp-sgd"}}, "no such rule"),
         (LEAKS, (RATE,), {"scope": {"run": "another"}}, "no such rule"),
         (LEAKS, (RATE,), {"rule": "sentence-rates"}, "no such rule"),
@@ -135,7 +138,10 @@ def test_one_waived_rule_leaves_the_others_binding() -> None:
         ({"owner": ""}, "owner"),
         ({"expires": "2020-01-01"}, "before it is created"),
         ({"expires": str(TODAY + timedelta(days=400))}, "longer than 90 days"),
-        ({"ceiling": 60}, "ceiling"),
+        ({"ceiling": -1}, "ceiling"),
+        ({"ceiling": 60}, r"would hold however much leaks; write a share such as 0\.6"),
+        ({"ceiling": 1.0}, "would hold however much leaks"),
+        ({"scope": {"run": "6 runs"}}, "is no id of a run"),
         ({"approved": True}, "approved"),
     ],
 )
@@ -144,7 +150,14 @@ def test_a_waiver_that_says_too_little_is_refused(tmp_path: Path, fields: dict[s
     file = tmp_path / "waivers.yaml"
     file.write_text(json.dumps({"schema": "leakaudit.waivers/1", "waivers": [waiver(**fields)]}))
     with pytest.raises(ConfigError, match=said):
-        parse_waivers(file.read_text(), str(file))
+        parse_waivers(file.read_text(), str(file), policy(RATE))
+
+
+def test_a_ceiling_of_a_count_is_a_count() -> None:
+    """60 steps leak; the rule that counts them may be waived up to 60, and a rate never up to 1."""
+    assert judged(LEAKS, waiver(rule="verbatim", ceiling=60), rules=(COUNT,)).verdict is Status.PASS
+    said = judged(LEAKS, waiver(rule="verbatim", ceiling=59), rules=(COUNT,)).waivers[0].sentence
+    assert "reached 60 steps, above the ceiling of 59 steps" in said
 
 
 def test_two_waivers_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -245,5 +258,5 @@ def test_an_epsilon_above_a_ceiling_is_no_share() -> None:
         waiver(rule="epsilon", ceiling=0.5),
         rules=(RATE, {"id": "epsilon", "claimed_epsilon": {"max": 1}}),
     )
-    assert "reached epsilon 3.1, above the ceiling of 50%" in verdict.waivers[0].sentence
+    assert "reached epsilon 3.1, above the ceiling of epsilon 0.5" in verdict.waivers[0].sentence
     assert meaning(verdict) == NOT_BY_ATTACKS, "nothing was read out of the updates"

@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Status, Verdict, to_json
+from leakaudit.gate.waivers import Waivers
 from leakaudit.history.pooled import Given, judge_together
 from leakaudit.results.bounds import upper_bound
 from leakaudit.results.files import with_digest
@@ -381,3 +383,22 @@ def test_an_adversary_that_differs_is_not_pooled_away() -> None:
     asked = {"threat_model": {"sees": "one client's transmitted update"}}
     verdict = together(runs, RATE, requires=asked, despite=("granted",))
     assert verdict.verdict is Status.INCONCLUSIVE and "Run run-1: The policy is about an adversary" in verdict.sentence
+
+
+def test_a_waiver_of_one_run_does_not_hold_for_several() -> None:
+    """One that holds for any run does; the other says why it does not."""
+    today = NOW.date()
+    runs = [small_run(f"run-{number}", number * 10, 0, leaks=10) for number in range(6)]
+    given = [Given(run, sha256="ab" * 32) for run in runs]
+
+    def judged(run: str) -> Verdict:
+        found = {"id": "W-1", "rule": "sentence-rate", "reason": "public", "owner": "ann", "scope": {"run": run}}
+        days = {"created": str(today), "expires": str(today)}
+        return judge_together(given, policy(), now=NOW, waivers=Waivers.model_validate({"waivers": [found | days]}))
+
+    assert judged("any").verdict is Status.PASS
+    alone = judged("run-2")
+    assert alone.verdict is Status.FAIL
+    assert "it holds for the run run-2 alone, and this verdict is about 6 runs" in alone.waivers[0].sentence
+    with pytest.raises(ValidationError, match="is no id of a run"):
+        judged("6 runs")

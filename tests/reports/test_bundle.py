@@ -272,8 +272,33 @@ def test_a_bundle_of_another_version_is_judged_by_its_numbers(clean: Path) -> No
     older = edited(clean, "versions.json", lambda d: d.update(leakaudit="0.0.1"))
     found = forged(clean, {"versions.json": older, "annex.md": b"older words"})
     assert not found.problems and "were not made anew" in found.notes[0]
-    lying = edited(clean, "verdict.json", lambda d: d.update(exit_code=3))
-    assert forged(clean, {"versions.json": older, "verdict.json": lying}).problems
+    for lie in (
+        {"exit_code": 3},
+        {"allowed": True},
+        {"about": {"compared": [{"name": "other.bin", "sha256": "0" * 64}]}},
+        {"valid_until": "2030-01-01T00:00:00Z"},
+        {"steps": 600},
+    ):
+        lying = edited(clean, "verdict.json", lambda d, lie=lie: d.update(lie))
+        assert forged(clean, {"versions.json": older, "verdict.json": lying}).problems, lie
+    lacking = edited(clean, "verdict.json", lambda d: d.pop("texts_back"))
+    assert not forged(clean, {"versions.json": older, "verdict.json": lacking, "annex.md": b"older words"}).problems
+
+
+def test_statements_that_nothing_in_a_bundle_shows_are_named(tmp_path: Path) -> None:
+    """Who allowed an undecided verdict, and from which commit the policy was read."""
+    folder = filled(tmp_path / "run", SITUATIONS["too few"])
+    rules = ("--policy", folder / "policy.yaml")
+    called("gate", folder, *rules, *AT)
+    plain = written(folder, *rules)
+    assert not any("says the verdict" in note for note in check_bundle(plain).notes)
+    called("gate", folder, *rules, "--allow", "inconclusive", *AT)
+    done = called("bundle", "verify", written(folder, *rules))
+    assert done.exit_code == 0 and "note: Whoever called the gate allowed an undecided verdict" in done.output
+    older = edited(plain, "versions.json", lambda d: d.update(leakaudit="0.0.1"))
+    claim = edited(plain, "verdict.json", lambda d: d.update(policy_ref="origin/main", policy_commit="ab" * 20))
+    found = forged(plain, {"versions.json": older, "verdict.json": claim})
+    assert any("was read from origin/main" in note and "nothing here shows it" in note for note in found.notes)
 
 
 def entry(name: str, mode: int = 0o100600, method: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonS
 
 from leakaudit.cli.gate import gate as gate_command
 from leakaudit.gate.evaluate import unreadable
-from leakaudit.gate.verdict import Status, Verdict
+from leakaudit.gate.verdict import Status, Verdict, WaiverVerdict
 from leakaudit.reports import outputs
 from leakaudit.results.files import to_json, with_digest
 from leakaudit.results.schema import Artifact
@@ -198,12 +198,17 @@ def test_what_was_not_decided_is_marked_as_such() -> None:
     assert statement(warned())["predicate"]["warnedTests"] == ["only-warns"]
 
 
+def about(verdict: Verdict, *named: Artifact) -> Verdict:
+    """Return a verdict of a run that names the artefacts of the release."""
+    return verdict.model_copy(update={"about": verdict.about.model_copy(update={"compared": named})})
+
+
 def verification(verdict: Verdict) -> Any:
     """Return a verification result that the messages of in-toto can read.
 
     in-toto publishes no message of the predicate, so its fields are compared with the specification (svr v0.2).
     """
-    text = outputs.svr(verdict, [WEIGHTS])
+    text = outputs.svr(about(verdict, WEIGHTS), [WEIGHTS])
     validated(text)
     found = json.loads(text)
     assert found["predicateType"] == "https://in-toto.io/attestation/svr/v0.2"
@@ -231,11 +236,34 @@ def test_a_verification_result_names_nothing_that_was_not_shown() -> None:
     unshipped = VERDICTS["PASS"].model_copy(update={"rules": (other,)})
     assert verification(unshipped)["properties"] == ["LEAKAUDIT_POLICY_PASS_6D"]
     for name in ("FAIL", "INCONCLUSIVE", "ERROR"):
-        with pytest.raises(ValueError, match="what was shown"):
-            outputs.svr(VERDICTS[name], [WEIGHTS])
+        with pytest.raises(ValueError, match=f"the verdict is {name}"):
+            outputs.svr(about(VERDICTS[name], WEIGHTS), [WEIGHTS])
     allowed = VERDICTS["INCONCLUSIVE"].allowing_inconclusive()
-    with pytest.raises(ValueError, match="what was shown"):
-        outputs.svr(allowed, [WEIGHTS])
+    with pytest.raises(ValueError, match="the verdict is INCONCLUSIVE"):
+        outputs.svr(about(allowed, WEIGHTS), [WEIGHTS])
+    other = Artifact(name="other.safetensors", sha256=hashlib.sha256(b"other").hexdigest())
+    for verdict, given in ((VERDICTS["PASS"], [WEIGHTS]), (about(VERDICTS["PASS"], WEIGHTS), [WEIGHTS, other])):
+        with pytest.raises(ValueError, match=f"does not name {given[-1].name}"):
+            outputs.svr(verdict, given)
+
+
+def test_a_pass_with_waivers_holds_no_longer_than_they_do() -> None:
+    """The evidence is young enough for 6 days more, and the waiver ends tomorrow at midnight."""
+    tomorrow = (NOW + timedelta(days=1)).date()
+    waiver = WaiverVerdict(
+        id="W-1",
+        rule="rate",
+        owner="ann",
+        reason="known",
+        ticket="",
+        expires=str(tomorrow),
+        state="applies",
+        sentence=".",
+    )
+    verdict = waived().model_copy(update={"waivers": (waiver,)})
+    assert verification(verdict)["properties"] == ["LEAKAUDIT_POLICY_PASS_WITH_WAIVERS_1D"]
+    unused = verdict.model_copy(update={"waivers": (waiver.model_copy(update={"state": "unused"}),)})
+    assert verification(unused)["properties"] == ["LEAKAUDIT_POLICY_PASS_WITH_WAIVERS_6D"]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +400,12 @@ def test_a_verification_result_is_written_on_pass_only(run: Path) -> None:
     clean = SITUATIONS["clean"].model_copy(update={"run": fresh})
     Path("results.json").write_text(json.dumps(to_json(with_digest(clean))))
     asked = (".", "--policy", "policy.yaml", "--artifact", "model.bin", "--svr", "svr.json")
+    done = called(*asked)
+    assert done.exit_code == 5 and not Path("svr.json").exists(), "nothing ties the audit to this file"
+    assert "the run does not name model.bin (`leakaudit bind RUN FILE` does)" in done.output
+    assert json.loads(Path("verdict.json").read_text())["verdict"] == "PASS"
+    subject = clean.subject.model_copy(update={"artifacts": (WEIGHTS,)})
+    Path("results.json").write_text(json.dumps(to_json(with_digest(clean.model_copy(update={"subject": subject})))))
     done = called(*asked)
     assert done.exit_code == 0, done.output
     assert json.loads(Path("svr.json").read_text())["subject"][0]["digest"] == {"sha256": WEIGHTS.sha256}

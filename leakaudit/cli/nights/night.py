@@ -32,7 +32,7 @@ from leakaudit.history.compare import compare
 from leakaudit.history.keys import keys_of
 from leakaudit.history.nights import HISTORY, NIGHTS, History
 from leakaudit.history.rates import rates_of, repeated_steps
-from leakaudit.history.record import NightRecord
+from leakaudit.history.record import NightRecord, as_of
 from leakaudit.history.saved_trend import SavedTrend, save_trend
 from leakaudit.history.trend import id_of, is_worse, time_of, why_not_compared, with_sequences
 from leakaudit.results.files import load_results, read_results
@@ -83,6 +83,7 @@ class Night:
                 say(
                     f"the night {self.id} is complete; the next one begins at {self._next()} (`--at {self._next()}` runs it now)"
                 )
+                known = as_of(known, self.policy.evidence.max_age, datetime.now(UTC))
                 self._tell(known)
                 return int(known.exit_code)
             if history.last is not None and history.last.night > self.id:
@@ -249,7 +250,7 @@ class Night:
     def _purge(self) -> None:
         """Remove the folders of nights that are older than the configuration keeps."""
         folders = self.config.folder / NIGHTS
-        oldest = self.now - length_of(self.config.keep)
+        oldest = min(self.now, datetime.now(UTC)) - length_of(self.config.keep)
         for path in sorted(folders.iterdir()) if folders.is_dir() else []:
             with contextlib.suppress(ValueError):
                 if time_of(path.name) < oldest and path.name != self.id:
