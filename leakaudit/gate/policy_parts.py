@@ -42,9 +42,7 @@ ACTIVE = "active server"
 class PolicyPart(BaseModel):
     """The base of all parts of a policy, which refuse unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class StepsPerPhase(PolicyPart):

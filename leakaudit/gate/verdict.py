@@ -32,9 +32,7 @@ class Status(StrEnum):
 
 
 class _Verdict(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)
 
 
 class Worst(_Verdict):

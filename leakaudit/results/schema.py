@@ -588,8 +588,6 @@ class RunInfo(ResultsModel):
 class Artifact(ResultsModel):
     """A file that is released, such as the weights of a model."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     name: str
     """Path from the working folder; the file's name alone where that path leaves it."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
