@@ -38,9 +38,7 @@ def usual_results(text: str) -> tuple[Results, dict[str, Any], str] | None:
     hold a value that does not fit. The data are those of the file without `attempts`, and a number without a fraction is a whole one. The digest is
     that of `files.digest_of`; the caller compares it, the keys of the data, and the version.
     """
-    if ("\\u" in text and _HALF.search(text)) or any(
-        _may_be_number(text, found.start()) for found in _DIGITS.finditer(text)
-    ):
+    if ("\\u" in text and _HALF.search(text)) or long_number_in(text):
         return None
     try:
         return _read(text)
@@ -143,13 +141,13 @@ def _keys_of(model: BaseModel) -> set[str]:
     return {*model.model_dump(mode="json", by_alias=True)}
 
 
-def _may_be_number(text: str, at: int) -> bool:
-    """Return whether the digits at a place may be a JSON number.
+def long_number_in(text: str) -> bool:
+    """Return whether a JSON text may hold a whole number of 20 digits or more.
 
     Digits of a text after a blank or a comma may be one as well; then the text is unusual.
     """
-    before = text[max(0, at - 3) : at].removesuffix("-")
-    return before.endswith((" ", "\t", "\n", "\r", ",", "[", '":'))
+    starts = (text[max(0, found.start() - 3) : found.start()].removesuffix("-") for found in _DIGITS.finditer(text))
+    return any(before.endswith((" ", "\t", "\n", "\r", ",", "[", '":')) for before in starts)
 
 
 def _space(text: str, at: int) -> int:
