@@ -9,24 +9,32 @@ leakaudit answers this for a real training run.
 Nothing heavy is imported here: the gate and the report run where there is no torch.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from leakaudit.notebook.loaded import load as load
 
 __all__ = ["__version__", "load"]
 
-try:
-    __version__ = version("leakaudit")
-except PackageNotFoundError:  # a checkout that was never installed
-    __version__ = "0.1.0+checkout"
-
 
 def __getattr__(name: str) -> Any:
-    """Import `load` when it is asked for."""
+    """Import `load`, or read the version, when it is asked for."""
+    if name == "__version__":
+        return _version()
     if name == "load":
         from leakaudit.notebook.loaded import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("leakaudit")
+    except PackageNotFoundError:  # a checkout that was never installed
+        return "0.1.0+checkout"

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from functools import cache
-from importlib import metadata
 from importlib.util import find_spec
 
 from leakaudit.errors import MissingPartError
@@ -103,6 +102,8 @@ def too_old(modules: Collection[str] = tuple(OF_AUDIT)) -> str:
 @cache
 def floors() -> Mapping[str, str]:
     """Return distribution -> oldest version, for leakaudit's requirements."""
+    from importlib import metadata
+
     try:
         lines = metadata.requires("leakaudit") or []
     except metadata.PackageNotFoundError:
@@ -125,6 +126,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def _version(distribution: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

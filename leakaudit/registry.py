@@ -18,12 +18,14 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from leakaudit.errors import ConfigError, PluginError, UnknownPluginError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "leakaudit.plugins"
 
@@ -161,6 +163,8 @@ class Registry(Generic[Plugin]):
         """
         if self._loaded or self._home is None:
             return
+        from importlib.metadata import entry_points
+
         self._loaded = True  # set first: a plugin may look up another one while it is imported
         try:
             self._load_own(self._home)

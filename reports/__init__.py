@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakaudit.reports.page import render_html, write_report
     from leakaudit.reports.redaction import RedactedResult, redact
-    from leakaudit.reports.terminal import print_audit, print_summary, print_verdict
+    from leakaudit.reports.terminal import print_audit, print_summary
+    from leakaudit.reports.verdict_screen import print_verdict
 
 __all__ = [
     "RedactedResult",
@@ -23,7 +24,11 @@ __all__ = [
     "write_report",
 ]
 
-_MODULES = {"page": ("render_html", "write_report"), "redaction": ("RedactedResult", "redact")}
+_MODULES = {
+    "page": ("render_html", "write_report"),
+    "redaction": ("RedactedResult", "redact"),
+    "verdict_screen": ("print_verdict",),
+}
 
 
 def __getattr__(name: str) -> Any:

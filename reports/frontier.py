@@ -212,20 +212,6 @@ def _met(results: Results, verdict: Verdict) -> str:
     )
 
 
-def next_step(verdict: Verdict) -> str:
-    """Return which defence to ship at what cost: `ship prune: ..., at a cost of ...`.
-
-    It is empty if the verdict passes, or if it names no defence.
-    """
-    out = verdict.way_out
-    if verdict.verdict is Status.PASS or out is None or not out.passing:
-        return ""
-    if not out.defense:
-        return f"ship one of {', '.join(out.passing[:5])}, which pass; what they cost the model was not measured."
-    cost = f"at a cost of {out.cost}" if out.cost else "at a cost to the model that was not measured"
-    return f"ship {', '.join(filter(None, [f'{out.defense}: {out.seen}' if out.seen else out.defense, cost]))}."
-
-
 def cost_in_words(results: Results, defense: str) -> str:
     """Return what a defence costs the model, or why that is not known."""
     loss = losses(results).get(defense)

@@ -15,27 +15,17 @@ from rich.text import Text
 from leakaudit.errors import ResultsError
 from leakaudit.files.regular_files import read_regular
 from leakaudit.gate.evidence import Index
-from leakaudit.gate.explained import is_built_in
-from leakaudit.gate.verdict import Status, Verdict
+from leakaudit.gate.verdict import Verdict
 from leakaudit.reports.cells import attack_names, cell_for, defense_names, shown_name
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.frontier import next_step
 from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
-from leakaudit.reports.wording import meaning, rule_seen, run_in_words
+from leakaudit.reports.verdict_screen import new_console, print_verdict
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
 from leakaudit.results.wording import counted
 
-_COLOURS = {
-    "PASS": "green",
-    "FAIL": "red",
-    "INCONCLUSIVE": "yellow",
-    "WARN": "yellow",
-    "WAIVED": "yellow",
-    "ERROR": "magenta",
-}
 _STATES = {
     "text leaked": "bold red",
     "words leaked": "red",
@@ -46,8 +36,6 @@ _STATES = {
     "not judged": "yellow",
     "error": "magenta",
 }
-_MOST_RULES = 8
-_MOST_RUNS = 20
 _SENT = "none"
 """The defence under which the update is attacked as the run sends it."""
 
@@ -67,7 +55,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     except (OSError, ValidationError):
         raise ResultsError(f"{run_dir / 'verdict.json'}: cannot be read; `leakaudit gate` writes one") from None
     redacted = redact(load_results(run_dir), [], verdict, TextMode.HASH)
-    print_audit(redacted, _console(console), run_dir / "report.html")
+    print_audit(redacted, new_console(console), run_dir / "report.html")
 
 
 def print_audit(redacted: RedactedResult, console: Console, report: Path | None = None) -> None:
@@ -82,54 +70,6 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
     if report is not None:
         console.print()
         console.print(Text(f"report: {plain(str(report))}"), soft_wrap=True)
-
-
-def print_verdict(verdict: Verdict, *, quiet: bool = False, console: Console | None = None) -> None:
-    """Print a verdict and its first rules; only the verdict if `quiet`."""
-    console = _console(console)
-    head = Text()
-    head.append(f" {verdict.verdict} ", style=f"bold reverse {_COLOURS[verdict.verdict]}")
-    if quiet:
-        head.append(f" {plain(verdict.sentence)}")
-        console.print(head, soft_wrap=True)
-        return
-    head.append(f" {meaning(verdict)}", style="bold")
-    console.print()
-    console.print(head)
-    console.print(Text(plain(verdict.sentence)))
-    console.print()
-    for rule in verdict.rules[:_MOST_RULES]:
-        line = Text()
-        line.append(f"{rule.word:<13}", style=_COLOURS[rule.word])
-        line.append(rule.id)
-        line.append(f"  {plain(rule_seen(rule))}", style="dim")
-        console.print(line)
-    if len(verdict.rules) > _MOST_RULES:
-        console.print(Text(f"and {len(verdict.rules) - _MOST_RULES} more rules in the report", style="dim"))
-    for run in verdict.runs[:_MOST_RUNS]:
-        console.print(Text(plain(run_in_words(run)), style="dim"))
-    if len(verdict.runs) > _MOST_RUNS:
-        console.print(Text(f"and {len(verdict.runs) - _MOST_RUNS} more runs", style="dim"))
-    if step := next_step(verdict):
-        console.print(Text(f"next: {plain(step)}"))
-    for waiver in verdict.waivers:
-        console.print(Text(plain(waiver.sentence), style="dim" if waiver.state == "applies" else "yellow"))
-    if hint := _hint(verdict):
-        console.print(Text(plain(hint), style="dim"))
-
-
-def _hint(verdict: Verdict) -> str:
-    """Return which command says more on a verdict that is not PASS."""
-    if verdict.verdict is Status.PASS:
-        return ""
-    if verdict.deciding_rule is None:
-        return f"`leakaudit explain exit-code {verdict.exit_code}` says what this means and what to do."
-    own = "" if is_built_in(verdict) else " --policy FILE"
-    return f"`leakaudit explain {verdict.deciding_rule}{own}` says what this rule asks."
-
-
-def _console(console: Console | None) -> Console:
-    return console or Console(highlight=False)
 
 
 @dataclass(frozen=True)

@@ -188,3 +188,17 @@ def listed(names: Sequence[str], most: int) -> str:
     """
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
+
+
+def next_step(verdict: Verdict) -> str:
+    """Return which defence to ship at what cost: `ship prune: ..., at a cost of ...`.
+
+    It is empty if the verdict passes, or if it names no defence.
+    """
+    out = verdict.way_out
+    if verdict.verdict is Status.PASS or out is None or not out.passing:
+        return ""
+    if not out.defense:
+        return f"ship one of {', '.join(out.passing[:5])}, which pass; what they cost the model was not measured."
+    cost = f"at a cost of {out.cost}" if out.cost else "at a cost to the model that was not measured"
+    return f"ship {', '.join(filter(None, [f'{out.defense}: {out.seen}' if out.seen else out.defense, cost]))}."

@@ -154,6 +154,7 @@ def schema(what: str) -> None:
     from pydantic import BaseModel
 
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.described import described
     from leakaudit.config.nightly import Nightly
     from leakaudit.gate.policy import Policy
     from leakaudit.gate.verdict import Verdict
@@ -172,4 +173,4 @@ def schema(what: str) -> None:
         "nightly": Nightly,
         "night": NightRecord,
     }
-    click.echo(json.dumps(models[what].model_json_schema(by_alias=True), indent=1))
+    click.echo(json.dumps(described(models[what]).model_json_schema(by_alias=True), indent=1))

@@ -132,6 +132,6 @@ def _print_verdict(verdict: Verdict, *, quiet: bool, as_json: bool) -> None:
 
         click.echo(json.dumps(to_json(verdict), indent=1))
         return
-    from leakaudit.reports.terminal import print_verdict
+    from leakaudit.reports.verdict_screen import print_verdict
 
     print_verdict(verdict, quiet=quiet)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli.common import EXISTING, clear_errors
-from leakaudit.cli.compare import check_keys
 from leakaudit.cli.judging import Yardstick, refuse_unasked
 from leakaudit.errors import ConfigError, ResultsError
 
@@ -118,7 +117,10 @@ def _check(runs: Runs) -> None:
     taken = {path.absolute() for file in runs.files for path in (file, file.with_name("verdict.json"))}
     if runs.out is not None and runs.out.absolute() in taken:
         raise click.UsageError(f"--out {runs.out} is a file of one run, and the verdict is that of several")
-    check_keys(runs.despite)
+    if runs.despite:
+        from leakaudit.cli.compare import check_keys
+
+        check_keys(runs.despite)
 
 
 def judged_together(runs: Runs, by: Yardstick, released: tuple[Artifact, ...], now: datetime) -> Verdict:

@@ -171,6 +171,7 @@ def read_judged(run: Path, by: Yardstick, released: tuple[Artifact, ...] = ()) -
         click.UsageError: a file was named, and no rule asks for it.
     """
     from leakaudit.gate.imported import load_imported
+    from leakaudit.gate.regression import ABSENT
     from leakaudit.gate.subject import Claim
     from leakaudit.plugins.names import names_for
     from leakaudit.results.binding import read_binding
@@ -185,7 +186,7 @@ def read_judged(run: Path, by: Yardstick, released: tuple[Artifact, ...] = ()) -
         sha256,
         policy,
         by.files.load_waivers(policy),
-        by.earlier(policy).beside(results, policy),
+        by.earlier(policy).beside(results, policy) if policy.compares else ABSENT,
         load_imported(by.memaudit) if by.memaudit else None,
         Claim(released, binding, by.files.source),
     )

@@ -76,7 +76,7 @@ CountOrAuto = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["aut
 class PluginSpec(BaseModel):
     """The name of a plugin and its options: `span`, or `{name: tag, steps: 300}`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     """Registered name."""
@@ -155,7 +155,7 @@ class AuditConfig(BaseModel):
     Every key has a default. `leakaudit schema config` prints the descriptions below.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     out_dir: Annotated[Path, AfterValidator(_only_the_runs_name)] = Path("leakaudit-audit")
     """Folder for snapshots, results and report of the latest run. Only its owner can read it (mode 0700). Files of an earlier run move

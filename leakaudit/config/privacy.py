@@ -16,7 +16,7 @@ class PrivacyConfig(BaseModel):
     With `epsilon` it is a claim, which the results repeat as one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     epsilon: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """The epsilon that the owner of the run claims."""

@@ -16,13 +16,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from leakaudit.errors import ConfigError, Problem, WrongFileError
 from leakaudit.files.strict_json import read_bounded
+
+if TYPE_CHECKING:
+    import yaml
 
 Place = tuple[str | int, ...]
 """Keys and indices from the top of a file to a value."""
@@ -84,6 +86,8 @@ class Document:
 
     def build(self, node: yaml.Node, path: Place, depth: int) -> Any:
         """Convert a syntax node to plain data; record lines and problems."""
+        import yaml
+
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
             self.problem(path, "too large once its aliases (`*name`) are followed", _line(node))
@@ -100,6 +104,8 @@ class Document:
         return self._scalar(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Place, depth: int) -> dict[str, Any]:
+        import yaml
+
         data: dict[str, Any] = {}
         first: dict[str, int] = {}
         for key_node, value_node in node.value:
@@ -148,10 +154,18 @@ class Document:
         return float(word) if _FLOAT.fullmatch(word) else word
 
 
-class _SyntaxOnly(yaml.SafeLoader):
-    """PyYAML's parser without its conversions, so that every scalar stays text."""
+@cache
+def _syntax_only() -> type[yaml.SafeLoader]:
+    """Return PyYAML's parser without its conversions, so that every scalar stays text.
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
+    PyYAML is imported where a file is read: the gate with its built-in policy reads none.
+    """
+    import yaml
+
+    class SyntaxOnly(yaml.SafeLoader):
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
+
+    return SyntaxOnly
 
 
 def read_text(path: Path) -> str:
@@ -177,9 +191,11 @@ def read_text(path: Path) -> str:
 
 def compose(text: str, source: str) -> yaml.Node | None:
     """Return the syntax tree of the one document in `text`; None if it is empty."""
+    import yaml
+
     try:
         _check_shape(text, source)
-        return yaml.compose(text, Loader=_SyntaxOnly)
+        return yaml.compose(text, Loader=_syntax_only())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -195,8 +211,10 @@ def compose(text: str, source: str) -> yaml.Node | None:
 
 def _check_shape(text: str, source: str) -> None:
     """Refuse a file that is too deep or has too many parts for the recursive reader."""
+    import yaml
+
     depth = aliases = documents = 0
-    for event in yaml.parse(text, Loader=_SyntaxOnly):
+    for event in yaml.parse(text, Loader=_syntax_only()):
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1

@@ -105,6 +105,48 @@ class Index:
         self._able: dict[str, frozenset[str]] = {}
         self._short: dict[tuple[bool, int | None], frozenset[str]] = {}
         self._texts: dict[tuple[bool, int | None], dict[str, int]] = {}
+        self._by_step: dict[tuple[str, tuple[str, ...]], dict[str, list[Attempt]]] = {}
+        self._ran: dict[str, frozenset[str]] = {}
+        self._recovered: dict[tuple[str, tuple[str, ...]], frozenset[str]] = {}
+        self._ranks: dict[int, tuple[tuple[SequenceScore, int], ...]] = {}
+
+    def by_step(
+        self, steps: Iterable[StepRecord], defense: str, attacks: tuple[str, ...]
+    ) -> Mapping[str, Sequence[Attempt]]:
+        """Return step -> its attempts by some attacks; steps with the same update are one step."""
+        about = defense, attacks
+        if about not in self._by_step:
+            first = _first_of_its_kind(steps)
+            found: dict[str, list[Attempt]] = {name: [] for name in first.values()}
+            asked = {*attacks}
+            for attempt in self.of_defense.get(defense, ()):
+                if attempt.attack in asked:
+                    found[first[attempt.step]].append(attempt)
+            self._by_step[about] = found
+        return self._by_step[about]
+
+    def ran(self, defense: str) -> frozenset[str]:
+        """Return the attacks that ran to their end under a defence on at least one step."""
+        if defense not in self._ran:
+            mine = self.of_defense.get(defense, ())
+            self._ran[defense] = frozenset(a.attack for a in mine if a.status is AttemptStatus.RAN)
+        return self._ran[defense]
+
+    def recovered(self, defense: str, attacks: tuple[str, ...]) -> frozenset[str]:
+        """Return the steps of which one of some attacks recovered every text."""
+        about = defense, attacks
+        if about not in self._recovered:
+            wanted, mine = {*attacks}, self.of_defense.get(defense, ())
+            self._recovered[about] = frozenset(a.step for a in mine if a.attack in wanted and a.recovers_every_text)
+        return self._recovered[about]
+
+    def ranks(self, attempt: Attempt) -> tuple[tuple[SequenceScore, int], ...]:
+        """Return the guessed texts of one of the attempts, each with its place in `REACH`."""
+        found = self._ranks.get(id(attempt))
+        if found is None:
+            found = tuple((s, REACH.index(s.outcome or "unknown")) for s in attempt.sequences if s.exact is not None)
+            self._ranks[id(attempt)] = found
+        return found
 
     def able(self, rule: Rule) -> frozenset[str]:
         """Return the attacks that could show a rule's event or score on at least one step."""
@@ -196,7 +238,7 @@ def gather(
             if name in scope.beyond & values.keys()
         ),
         limited=tuple(name for name in scope.asked if name in scope.limited),
-        reach=_reach([a for name in values for a in scope.by_step[name]], rule),
+        reach=_reach([a for name in values for a in scope.by_step[name]], rule, index),
         unjudged_steps=unjudged,
         least=scope.reached(unjudged) if rule.metric is not None else {},
     )
@@ -271,28 +313,21 @@ class _RuleScope:
         """
         goals = _goals(self.rule, self.results)
         others = {name for name, entry in self.results.catalogue.attacks.items() if entry.goal not in goals}
-        ran = {a.attack for a in self.mine if a.status is AttemptStatus.RAN}
+        ran = self.index.ran(self.defense)
         return [name for name in self.wanted if name in self.able or name not in ran | others]
 
     @cached_property
-    def by_step(self) -> dict[str, list[Attempt]]:
+    def by_step(self) -> Mapping[str, Sequence[Attempt]]:
         """Step -> its attempts; steps with the same update are one step."""
-        first = _first_of_its_kind(self.results.steps)
-        found: dict[str, list[Attempt]] = {name: [] for name in first.values()}
-        asked = {*self.asked}
-        for attempt in self.mine:
-            if attempt.attack in asked:
-                found[first[attempt.step]].append(attempt)
-        return found
+        return self.index.by_step(self.results.steps, self.defense, tuple(self.asked))
 
     @cached_property
-    def recovered(self) -> set[str]:
+    def recovered(self) -> AbstractSet[str]:
         """Steps whose texts an attack of the rule recovered.
 
         No other attack on these texts was needed.
         """
-        wanted = {*self.wanted}
-        return {a.step for a in self.mine if a.attack in wanted and a.recovers_every_text}
+        return self.index.recovered(self.defense, self.wanted)
 
     @cached_property
     def at_risk(self) -> set[str]:
@@ -413,9 +448,10 @@ class _RuleScope:
         It counts if it could have shown the event, or if it ran out of time and its attack could show the event on another step. An attack
         that ends at the hidden size proves nothing beyond it, unless it found something.
         """
-        found = attempt.leaked if self.rule.event is None else self.value(attempt) > 0
-        if attempt.attack in self.limited and attempt.step in self.beyond and not found:
-            return False
+        if attempt.attack in self.limited and attempt.step in self.beyond:
+            found = attempt.leaked if self.rule.event is None else self.value(attempt) > 0
+            if not found:
+                return False
         if self.could_show(attempt):
             return True
         out_of_time = attempt.status is AttemptStatus.BUDGET_EXHAUSTED
@@ -526,15 +562,14 @@ def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
     return Worst(step=found.step, attack=found.attack, wall_s=found.wall_s, value=value)
 
 
-def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
+def _reach(attempts: Iterable[Attempt], rule: Rule, index: Index) -> dict[str, int]:
     """Count texts by the highest entry of `REACH` that any attack reports."""
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
-        for sequence in attempt.sequences:
-            if sequence.exact is None or not _counts(rule, sequence):
-                continue
+        for sequence, rank in index.ranks(attempt):
             key = (attempt.step, sequence.id)
-            best[key] = max(best.get(key, 0), REACH.index(sequence.outcome or "unknown"))
+            if _counts(rule, sequence) and rank >= best.get(key, 0):
+                best[key] = rank
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 

@@ -50,7 +50,7 @@ _METHOD = "Clopper-Pearson, one-sided"
 
 
 class _Imported(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class Share(_Imported):

@@ -60,7 +60,7 @@ class EvidencePolicy(_Policy):
 
     min_steps: int = Field(default=59, ge=1)
     """Least number of verified steps that must be evidence for a rule. 59 steps without a leak bound the rate by 5 % at 95 % confidence."""
-    min_steps_per_phase: StepsPerPhase = StepsPerPhase()
+    min_steps_per_phase: StepsPerPhase = StepsPerPhase.model_construct()
     """Least number of such steps in each third of the training run, such as {early: 15, middle: 15, late: 15}."""
     min_texts: int = Field(default=0, ge=0)
     """Least number of true texts in these steps that can have the event of a rule. A text shorter than the rule asks for does not count."""
@@ -113,9 +113,9 @@ class NegativeControl(_Policy):
 class ControlsPolicy(_Policy):
     """Requirements on the two controls."""
 
-    positive: PositiveControl = PositiveControl()
+    positive: PositiveControl = PositiveControl.model_construct()
     """An undefended step with known text, which must be recovered."""
-    negative: NegativeControl = NegativeControl()
+    negative: NegativeControl = NegativeControl.model_construct()
     """An update of another batch, from which the text must not be recovered."""
 
 
@@ -230,7 +230,7 @@ class Rule(_Policy):
     """Severity. Of rules with the same status, the report shows the most severe first."""
     level: Literal["error", "warn"] = "error"
     """`error`: the rule decides the verdict. `warn`: the rule is shown and never changes the verdict."""
-    scope: Scope = Scope()
+    scope: Scope = Scope.model_construct()
     """The attempts that the rule looks at."""
     event: EventName | None = None
     """The event that counts as a leak of a step."""
@@ -371,29 +371,29 @@ class Policy(_Policy):
     """Name of the policy, shown beside the verdict."""
     owner: str = ""
     """Who may change the policy."""
-    evidence: EvidencePolicy = EvidencePolicy()
+    evidence: EvidencePolicy = EvidencePolicy.model_construct()
     """The evidence that a rule needs to pass."""
-    controls: ControlsPolicy = ControlsPolicy()
+    controls: ControlsPolicy = ControlsPolicy.model_construct()
     """Requirements on the two controls."""
-    statistics: StatisticsPolicy = StatisticsPolicy()
+    statistics: StatisticsPolicy = StatisticsPolicy.model_construct()
     """Confidence of the bounds."""
-    requires: Requirements = Requirements()
+    requires: Requirements = Requirements.model_construct()
     """What the audit must have tried, so that a rule can pass."""
     on_inconclusive: AllowedUndecided | None = None
     """A time in which the gate ends with exit code 0 where nothing is decided; without this key it ends with 4."""
     waivers: FileName | WaiversFile | None = None
     """The file of waivers, relative to the policy's folder. `--waivers` names another one."""
-    subject: SubjectPolicy = SubjectPolicy()
+    subject: SubjectPolicy = SubjectPolicy.model_construct()
     """What the audit must be bound to, so that a rule can pass."""
     rules: tuple[Rule, ...]
     """The limits. The verdict is the worst status of the rules at level `error`."""
     imported: tuple[ImportedRule, ...] = ()
     """Limits on what other auditors found."""
-    report: ReportPolicy = ReportPolicy()
+    report: ReportPolicy = ReportPolicy.model_construct()
     """What the report may show."""
-    nights: NightsPolicy = NightsPolicy()
+    nights: NightsPolicy = NightsPolicy.model_construct()
     """How rates over several nights are judged."""
-    baseline: BaselinePolicy = BaselinePolicy()
+    baseline: BaselinePolicy = BaselinePolicy.model_construct()
     """Where the baseline is, for rules with `versus_baseline`."""
 
     @property

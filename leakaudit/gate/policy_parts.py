@@ -42,9 +42,7 @@ ACTIVE = "active server"
 class PolicyPart(BaseModel):
     """The base of all parts of a policy, which refuse unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class StepsPerPhase(PolicyPart):
@@ -90,7 +88,7 @@ class RequiredCoverage(PolicyPart):
     attacks_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Least share of the audited steps on which each attack of `attacks`, and some attack of each kind of `kinds`, must have run to its end, under
     each defence that a rule at level error looks at. An attack that was not needed counts, because another one recovered every text."""
-    threat_model: RequiredThreatModel = RequiredThreatModel()
+    threat_model: RequiredThreatModel = RequiredThreatModel.model_construct()
     """The adversary of the audit."""
 
 

@@ -32,9 +32,7 @@ class Status(StrEnum):
 
 
 class _Verdict(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)
 
 
 class Worst(_Verdict):
@@ -344,7 +342,7 @@ class Verdict(_Verdict):
     """Where the policy was read in git (`--policy-ref`); empty if it was read from a file."""
     policy_commit: str = ""
     """The commit that this was."""
-    about: About = About()
+    about: About = About.model_construct()
     """What the verdict is about."""
     results_sha256: str | None
     """SHA-256 of results.json, as `sha256sum` prints it."""

@@ -45,7 +45,7 @@ class Waiver(PolicyPart):
     """Name of the waiver in outputs, such as W-2026-014."""
     rule: RuleId
     """Id of the rule that may fail."""
-    scope: WaiverScope = WaiverScope()
+    scope: WaiverScope = WaiverScope.model_construct()
     """Where it holds."""
     reason: Words
     """Why the leak is accepted."""

@@ -27,7 +27,7 @@ NightId = Annotated[str, Field(pattern=NIGHT_PATTERN)]
 class NightModel(BaseModel):
     """The base of all models of the history, which are frozen and ignore unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)
 
 
 class Rate(NightModel):

@@ -6,16 +6,14 @@ source.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from leakaudit.config.described import field_texts
 
 
 @dataclass(frozen=True)
@@ -58,19 +56,6 @@ def _preset(plugin: type) -> Mapping[str, str]:
     )
 
 
-def field_texts(kind: type) -> Mapping[str, str]:
-    """Return field -> the text below it.
-
-    Fields of the classes that it is derived from are among them.
-
-    A class whose source is not at hand adds nothing.
-    """
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        found |= dict(_texts(one))
-    return found
-
-
 def example_of(name: str, knobs: tuple[Knob, ...]) -> str:
     """Return a plugin as the command line writes it, with its first numeric knob.
 
@@ -82,26 +67,6 @@ def example_of(name: str, knobs: tuple[Knob, ...]) -> str:
     numbers = [knob for knob in knobs if knob.default[:1].isdigit()]
     told = next(iter(numbers or [knob for knob in knobs if knob.default not in ("", "None", "()")]), None)
     return name if told is None else f"{name}({told.name}={told.default})"
-
-
-def _texts(kind: type) -> Iterator[tuple[str, str]]:
-    if kind.__module__ == "builtins":
-        return
-    try:
-        [node] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return
-    body = node.body if isinstance(node, ast.ClassDef) else []
-    for statement, below in pairwise(body):
-        text = _text(below)
-        if text and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            yield statement.target.id, text
-
-
-def _text(statement: ast.stmt) -> str:
-    """Return the text that a statement is; empty if it is none."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return " ".join(value.value.split()) if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _kind(hint: Any) -> str:

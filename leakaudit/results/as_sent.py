@@ -15,7 +15,7 @@ AS_SENT = "as-sent"
 """The defence name of attempts on the update as it was sent. Only an audit in which something changed an update has them."""
 
 
-SENT_ENTRY = PluginEntry(
+SENT_ENTRY = PluginEntry.model_construct(
     label="as sent",
     meaning="The update as it left the machine, after whatever changed it between the training and its transmission.",
     source="",

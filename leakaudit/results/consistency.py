@@ -171,11 +171,15 @@ def _attempts(results: Results) -> Iterator[str]:
     twice = Counter((a.step, a.attack, a.defense) for a in results.attempts)
     yield from (f"{_name(*key)} is recorded {n} times" for key, n in twice.items() if n > 1)
     proved = {(a.step, a.defense) for a in results.attempts if a.recovers_every_text}
+    minor, metrics = minor_version(results), _sequence_metrics(results)
     for attempt in results.attempts:
-        yield from _attempt(attempt, results, proved)
+        yield from _attempt(attempt, results, proved, minor, metrics)
 
 
-def _attempt(attempt: Attempt, results: Results, proved: AbstractSet[tuple[str, str]]) -> Iterator[str]:
+def _attempt(
+    attempt: Attempt, results: Results, proved: AbstractSet[tuple[str, str]], minor: int, metrics: Sequence[str]
+) -> Iterator[str]:
+    """Compare the parts of an attempt, in results of version 1.`minor` with these metrics of sequences."""
     name = _name(attempt.step, attempt.attack, attempt.defense)
     if attempt.seed != results.run.seed:
         yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"
@@ -190,17 +194,17 @@ def _attempt(attempt: Attempt, results: Results, proved: AbstractSet[tuple[str, 
     if (attempt.status is AttemptStatus.BUDGET_EXHAUSTED) != (attempt.stop == "budget"):
         yield f"{name} has the status {attempt.status} and stopped for {attempt.stop or 'no reason'!r}"
     yield from (f"{name} names the event {event!r} twice" for event in _twice(attempt.events))
-    strange = sorted(set(attempt.events) - set(EVENTS)) if minor_version(results) <= OWN_VERSION[1] else []
+    strange = sorted(set(attempt.events) - set(EVENTS)) if minor <= OWN_VERSION[1] else []
     yield from (f"{name} names the event {event!r}, which does not exist" for event in strange)
     yield from (
-        f"{name}: {problem}" for problem in (*_scores(attempt, results), *_reach(attempt), *_events(attempt, results))
+        f"{name}: {problem}" for problem in (*_scores(attempt, metrics), *_reach(attempt), *_events(attempt, minor))
     )
 
 
-def _scores(attempt: Attempt, results: Results) -> Iterator[str]:
+def _scores(attempt: Attempt, metrics: Sequence[str]) -> Iterator[str]:
     """Compare the scores of an attempt with its sequences."""
     guessed = any(sequence.exact is not None for sequence in attempt.sequences)
-    for metric in _sequence_metrics(results):
+    for metric in metrics:
         values = [sequence.scores[metric] for sequence in attempt.sequences if metric in sequence.scores]
         if guessed or metric in _OF_BAGS:
             yield from _mean(metric, attempt.scores.get(metric), values)
@@ -278,10 +282,10 @@ def _reach(attempt: Attempt) -> Iterator[str]:
     yield from _mean("reachable_sequences", attempt.reachable_sequences, tested)
 
 
-def _events(attempt: Attempt, results: Results) -> Iterator[str]:
+def _events(attempt: Attempt, minor: int) -> Iterator[str]:
     """Compare the events that an attempt names with the events in its scores."""
     shown = shown_events(attempt)
-    if minor_version(results) < 2:
+    if minor < 2:
         shown = {name: yes for name, yes in shown.items() if name != "most_words"}
     for name, yes in shown.items():
         if yes != (name in attempt.events):

@@ -27,7 +27,7 @@ LONGEST_REASON = 1000
 class NotAudited(BaseModel):
     """Content of `not_audited.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)
 
     schema_: Literal["leakaudit.not_audited/1.0"] = Field(default="leakaudit.not_audited/1.0", alias="schema")
     status: Literal["not audited"] = "not audited"

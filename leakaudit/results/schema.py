@@ -382,9 +382,9 @@ class KindControl(Tally):
 class Controls(ResultsModel):
     """Both controls of the audit."""
 
-    positive: Control = Control(note="not run")
+    positive: Control = Control.model_construct(note="not run")
     """Canary steps from which every kind came back that the battery has attacks for. The gate reads `kinds`."""
-    negative: Control = Control(note="not run")
+    negative: Control = Control.model_construct(note="not run")
     kinds: dict[Kind, KindControl] = {}
     """The positive control of each kind. Empty if no control ran, and in results before 1.5."""
 
@@ -588,8 +588,6 @@ class RunInfo(ResultsModel):
 class Artifact(ResultsModel):
     """A file that is released, such as the weights of a model."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     name: str
     """Path from the working folder; the file's name alone where that path leaves it."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -727,18 +725,18 @@ class Results(ResultsModel):
     schema_: str = Field(default=SCHEMA, alias="schema")
     run: RunInfo
     subject: Subject
-    threat_model: ThreatModel = ThreatModel()
+    threat_model: ThreatModel = ThreatModel.model_construct()
     regime: Regime
     steps: tuple[StepRecord, ...]
     attempts: tuple[Attempt, ...]
     summaries: tuple[Summary, ...]
-    controls: Controls = Controls()
+    controls: Controls = Controls.model_construct()
     utility: tuple[Utility, ...] = ()
     prices: tuple[Price, ...] = ()
     privacy: tuple[Privacy, ...] = ()
-    coverage: Coverage = Coverage()
-    overhead: Overhead = Overhead()
-    catalogue: Catalogue = Catalogue()
+    coverage: Coverage = Coverage.model_construct()
+    overhead: Overhead = Overhead.model_construct()
+    catalogue: Catalogue = Catalogue.model_construct()
     min_tokens: Annotated[int, Field(ge=1)] = 8
     """Least number of tokens of a sequence that counts as a sentence in `exact_sentence`, `most_words` and `in_reach`."""
     digest: str | None = None

@@ -8,13 +8,13 @@ from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.way_out import effective
 from leakaudit.gate.wording import allowed
 from leakaudit.reports.escaping import markdown_text
-from leakaudit.reports.frontier import next_step
 from leakaudit.reports.wording import (
     age_in_words,
     by_waiver,
     confidence_level,
     date_and_time,
     meaning,
+    next_step,
     rule_bounds,
     rule_seen,
     run_in_words,

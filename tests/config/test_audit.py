@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from leakaudit.config.audit import DEFAULT_ATTACKS, NONE, AuditConfig, PluginSpec, load_config
+from leakaudit.config.described import described
 from leakaudit.errors import ConfigError
 from leakaudit.registry import attacks, defenses
 from leakaudit.results.schema import TextMode
@@ -167,7 +168,7 @@ def test_the_shipped_defense_is_none_unless_declared() -> None:
 
 def test_every_key_has_a_description_that_the_schema_prints() -> None:
     """`leakaudit schema config` is the reference of the keys."""
-    properties = AuditConfig.model_json_schema()["properties"]
+    properties = described(AuditConfig).model_json_schema()["properties"]
     assert [name for name, key in properties.items() if not key.get("description")] == []
 
 

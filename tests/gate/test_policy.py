@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from leakaudit import registry
+from leakaudit.config.described import described
 from leakaudit.errors import ConfigError
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate.policy import Policy, default_policy, load_policy
@@ -243,7 +244,7 @@ def test_every_registered_name_is_known_without_importing_it() -> None:
 
 def test_every_key_of_a_policy_has_a_description() -> None:
     """`leakaudit schema policy` is the reference; a part has that of its class."""
-    schema = Policy.model_json_schema()
+    schema = described(Policy).model_json_schema()
     parts = {"": schema, **schema["$defs"]}
     keys = {f"{part}.{name}": key for part, model in parts.items() for name, key in model.get("properties", {}).items()}
     assert [name for name, key in keys.items() if not {"description", "$ref"} & set(key)] == []

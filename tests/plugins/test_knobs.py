@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from leakaudit import registry
 from leakaudit.cli import main
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.described import described, field_texts
 from leakaudit.config.nightly import Nightly, SimulateSection, SnapshotsSection, TrainingSection
 from leakaudit.gate.policy import Policy
 from leakaudit.gate.waivers import Waivers
-from leakaudit.plugins.knobs import example_of, field_texts, knobs_of
+from leakaudit.plugins.knobs import example_of, knobs_of
 
 PLUGINS = [
     pytest.param(plugin, id=f"{kind}-{name}")
@@ -79,7 +80,7 @@ MODELS = (AuditConfig, Nightly, SimulateSection, SnapshotsSection, TrainingSecti
 @pytest.mark.parametrize("model", MODELS)
 def test_every_key_of_a_configuration_has_a_sentence(model: type[BaseModel]) -> None:
     """`leakaudit schema` prints it."""
-    assert [name for name, field in model.model_fields.items() if not field.description] == []
+    assert [name for name, field in described(model).model_fields.items() if not field.description] == []
 
 
 def _options(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:

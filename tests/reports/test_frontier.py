@@ -16,13 +16,14 @@ from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.verdict import Verdict
 from leakaudit.reports import print_verdict
 from leakaudit.reports.charts import CLEAN, COLOURS, LATE, LEAK
-from leakaudit.reports.frontier import best_attack, compared_defences, compared_rule, next_step
+from leakaudit.reports.frontier import best_attack, compared_defences, compared_rule
 from leakaudit.reports.frontier_chart import BROAD, SLIM, FrontierPoint, frontier_chart
 from leakaudit.reports.outputs.markdown import summary
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.sections.frontier import section
+from leakaudit.reports.wording import next_step
 from leakaudit.results.schema import (
     Attempt,
     AttemptStatus,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
 from leakaudit.files.strict_json import parse_json
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.evidence import Index, gather
+from leakaudit.gate.policy import default_policy
+from leakaudit.gate.verdict import to_json as verdict_json
 from leakaudit.results.files import general_results, to_json, usual_from
 from leakaudit.results.schema import Results
+from leakaudit.results.usual import long_number_in
 from tests.gate.test_mutations import edits_of, resealed
 from tests.support.leaking import LEAKS
 from tests.support.undecided import FAILING
@@ -65,3 +71,43 @@ def test_what_follows_the_document_is_unusual(end: str) -> None:
     """Only one document is in a file."""
     text = json.dumps(to_json(next(iter(FAILING.values()))[0]))
     assert usual_from((text + end).encode()) is None and usual_from(text[:-1].encode()) is None
+
+
+NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
+"""When the verdicts are made."""
+
+
+def verdict_on(found: Results) -> str:
+    """Return the verdict of the built-in policy as it is written."""
+    return json.dumps(verdict_json(evaluate(found, default_policy(), now=NOW)))
+
+
+@pytest.mark.parametrize("case", [*FAILING][:6])
+def test_both_readers_lead_to_the_same_verdict(case: str) -> None:
+    """Byte for byte, on every edit of an audit that both read, contradictory ones among them."""
+    found, compared = FAILING[case], 0
+    for _, data in edits_of(found, LEAKS, 7).many(EDITS):
+        raw = resealed(data).encode("utf-8", "surrogatepass")
+        if (usual := usual_from(raw)) is not None:
+            general = read_by_the_general_reader(raw)
+            assert general is not None and verdict_on(usual) == verdict_on(general)
+            compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("case", [*FAILING])
+def test_rules_that_share_an_index_find_what_each_finds_alone(case: str) -> None:
+    """An index keeps what one rule asked; another rule or defence must not get it."""
+    found = FAILING[case][0]
+    index = Index(found)
+    for defense in found.run.battery.defenses:
+        for rule in default_policy().rules:
+            assert gather(found, rule, defense, index=index) == gather(found, rule, defense), (rule.id, defense)
+
+
+@pytest.mark.parametrize(("digits", "usual"), [("1" * 19, True), ("-" + "1" * 20, False), ("1" * 20, False)])
+def test_a_number_of_too_many_digits_is_left_to_the_general_reader(digits: str, usual: bool) -> None:
+    """In a list, after a colon, and with blanks; digits within a digest are no number."""
+    for text in (f'["a", {digits}]', f'{{"a":{digits}}}', f"[{digits}]", f"[\n{digits}]"):
+        assert long_number_in(text) != usual, text
+    assert not long_number_in('{"a": "sha256:%s"}' % ("1" * 40))

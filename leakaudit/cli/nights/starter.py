@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from leakaudit.config.described import described
 from leakaudit.config.nightly import Nightly, SimulateSection, SnapshotsSection, TrainingSection
 from leakaudit.errors import ConfigError
 from leakaudit.files.private_files import create, write_all
@@ -86,7 +87,7 @@ def starter(places: dict[str, str]) -> str:
         "schema: leakaudit.nightly/1",
         "",
     ]
-    for name, field in Nightly.model_fields.items():
+    for name, field in described(Nightly).model_fields.items():
         if name == "schema_":
             continue
         lines += _comment(field.description or "", "")
@@ -102,7 +103,7 @@ def starter(places: dict[str, str]) -> str:
 
 
 def _keys(section: type[BaseModel], given: dict[str, Any], indent: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
+    for name, field in described(section).model_fields.items():
         yield from _comment(field.description or "", indent)
         if name in given:
             yield f"{indent}{name}: {_value(given[name])}"
