@@ -208,7 +208,7 @@ def rate_chart(bars: Sequence[RateBar], limit: float | None, limit_name: str, ti
         left = limit < 0.5
         drawn.append(text(limit_name, (x - 2 if left else x + 2, -10), "start" if left else "end", bold=True))
     notes = LETTER * max(len(rate.note) for rate in bars) + 12
-    half = LETTER * 2  # of the label 100%, which stands in the middle below its tick
+    half = LETTER * 2.5  # of the label 100%, which stands in the middle below its tick
     room = Margins(half if one else NAMES, 24, half if one else notes + _AIR, AXIS_ROOM + _AIR)
     return picture(drawn, (width, height), room, title)
 

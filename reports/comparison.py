@@ -81,13 +81,12 @@ def outcomes(
     rule = Rule(id="compared", event=event, max_count=0, scope=scope, min_tokens=min_tokens)
     evidence = gather(results, rule, defense, trusted)
     found: dict[str, bool | None] = {}
+    mine: dict[str, list[Attempt]] = {}
+    for a in results.attempts:
+        if a.defense == defense and a.finished and a.attack in evidence.attacks:
+            mine.setdefault(a.step, []).append(a)
     for step, leaked in evidence.values.items():
-        mine = [
-            a
-            for a in results.attempts
-            if (a.step, a.defense) == (step, defense) and a.finished and a.attack in evidence.attacks
-        ]
-        found[step] = True if leaked else _unfinished(mine, event)
+        found[step] = True if leaked else _unfinished(mine.get(step, []), event)
     numbers = judge_numbers(rule, evidence, confidence, max_unjudged)
     lower, upper = numbers.lower or 0.0, 1.0 if numbers.upper is None else numbers.upper
     late = frozenset(step for step, why in evidence.unjudged_steps.items() if why == OUT_OF_TIME)

@@ -1,4 +1,4 @@
-"""The first screen of a report: the deciding rule, five facts and the identity."""
+"""The first screen of a report: the deciding rule, facts and identity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leakaudit.gate.verdict import RuleVerdict, Status, Verdict, Versus
 from leakaudit.gate.wording import allowed, number, percent, rate_between
 from leakaudit.reports.charts import RateBar, rate_chart
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.wording import age_in_words, date_and_time, rounded, rule_bounds, short_digest
+from leakaudit.reports.wording import age_in_words, date_and_time, rule_bounds, short_digest
 from leakaudit.results.bounds import lower_bound, upper_bound
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -71,7 +71,7 @@ def _against_baseline(rule: RuleVerdict, versus: Versus) -> Markup:
 
 
 def facts(results: Results, verdict: Verdict) -> list[Fact]:
-    """Return the five figures below the verdict."""
+    """Return the figures below the verdict."""
     deciding = [rule for rule in verdict.rules if rule.level == "error"]
     warned = sum(rule.status is not Status.PASS for rule in verdict.rules if rule.level == "warn")
     words = {Status.ERROR: "in error", Status.FAIL: "failed", Status.INCONCLUSIVE: "undecided", Status.PASS: "passed"}
@@ -90,21 +90,19 @@ def facts(results: Results, verdict: Verdict) -> list[Fact]:
             ", ".join(f"{n} {word}" for n, word in counts if n) or "none judged",
             f"and {counted(warned, 'warning')}" if warned else "",
         ),
-        Fact("Client steps audited", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
-        Fact("Controls", controls, trouble or ("all as they should be" if verdict.controls else "")),
+        Fact("Audited steps", str(len(results.steps)), "; ".join(x for x in (of, *unverified) if x)),
+        Fact("Controls", controls, trouble or ("as they should be" if verdict.controls else "")),
         Fact("Evidence", age, f"valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""),
         Fact("Policy", verdict.policy, ", ".join(filter(None, [owner, short_digest(verdict.policy_digest)]))),
+        Fact("Sign-off", "on paper, at Provenance"),
     ]
 
 
 def identity(results: Results) -> list[Fact]:
-    """Return what the audit is about: run, code, model, data and date."""
+    """Return data and code; the first line of the page names run, model and date."""
     subject = results.subject
     dirty = {True: "with uncommitted changes", False: "clean", None: ""}[subject.code_dirty]
     return [
-        Fact("Audit", results.run.id),
-        Fact("Model", subject.model, f"{rounded(subject.parameters)} parameters"),
         Fact("Data set", subject.data or "no name given"),
         Fact("Git commit", (subject.code_commit or "not recorded")[:40], dirty),
-        Fact("Finished", date_and_time(results.run.finished)),
     ]

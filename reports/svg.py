@@ -75,7 +75,7 @@ def picture(
     return Markup(
         f'<svg role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}">{words}'
-        f'<g fill="none" transform="translate({left},{top})">{"".join(elements)}</g></svg>'
+        f'<g fill="none" {_FONT} transform="translate({left},{top})">{"".join(elements)}</g></svg>'
     )
 
 
@@ -109,7 +109,7 @@ def text(
     """Return one line of text whose base line is at a place."""
     weight = ' font-weight="600"' if bold else ""
     place = f'text-anchor="{anchor}" transform="translate({_n(at[0])},{_n(at[1])})"'
-    return f'<text {place} {_FONT}{weight} fill="{colour}">{escape(words)}</text>'
+    return f'<text {place}{weight} fill="{colour}">{escape(words)}</text>'
 
 
 def middle_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from leakaudit.gate.evidence import Index
@@ -28,11 +29,9 @@ def section(redacted: RedactedResult) -> Section:
     if not table:
         lead = "No attack was run."
     ships = shipped_column(results)
-    columns = [
-        {"name": (name := shown_name(results, d)), "ships": d == ships, "note": note if d == ships else ""}
-        | short_label(name)
-        for d in defenses
-    ]
+    columns = [{"name": (name := shown_name(results, d)), "ships": d == ships} | short_label(name) for d in defenses]
+    for n, row in enumerate(table, start=1):
+        row |= _details(row["name"], row["cells"], [column["name"] for column in columns], note, f"c-{n}")
     found = {cell.state for row in table for cell in row["cells"]}
     key = [
         {"word": word, "state": state, "css": Cell(state, (), ships=False).css}
@@ -41,6 +40,31 @@ def section(redacted: RedactedResult) -> Section:
     ]
     context = {"lead": lead, "columns": columns, "rows": table, "key": key}
     return Section("matrix", "Attacks against defences", context)
+
+
+def _details(attack: str, cells: Sequence[Cell], defenses: Sequence[str], note: str, anchor: str) -> dict[str, Any]:
+    """Return the details of a row; cells with the same details share one entry.
+
+    Args:
+        attack: name of the row.
+        cells: of the row.
+        defenses: names of the columns.
+        note: what to say beside the shipped one.
+        anchor: start of the anchors of the details.
+
+    Returns:
+        `anchors`, one a cell, and `details`, each with anchor, title and lines.
+    """
+    same: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for at, cell in enumerate(cells):
+        same.setdefault((cell.state, cell.lines), []).append(at)
+    anchors, details = [""] * len(cells), []
+    for n, ((state, lines), places) in enumerate(same.items(), start=1):
+        for at in places:
+            anchors[at] = f"{anchor}-{n}"
+        under = ", ".join(defenses[at] + (f" ({note})" if cells[at].ships else "") for at in places)
+        details.append({"anchor": f"{anchor}-{n}", "title": f"{attack} under {under}: {state}", "lines": lines})
+    return {"anchors": anchors, "details": details}
 
 
 def short_label(defense: str) -> dict[str, object]:

@@ -37,7 +37,7 @@ def section(redacted: RedactedResult) -> Section:
         lead += f" {exact} of {shown} below came back word for word. For each text, the attack that recovered most of it is shown."
     more = redacted.hidden_sequences
     columns = _distribution(redacted.results)
-    said = _how_much(columns)
+    said = _how_much(columns) if sum(one.count for one in columns) > 1 else ""
     samples = [_sample(view, redacted.results, anchors) for view in redacted.sequences]
     same, others = _folded(samples, redacted.mode)
     rest = f"{counted(more, 'further text')} came back to a lesser extent; results.json has the numbers."
