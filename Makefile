@@ -66,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.integrations: $(VENV)/.dev
 	@echo "installing the packages of the integration tests"
-	$(PIP) sentence-transformers trl tensorboard trackio wandb
+	$(PIP) ipykernel nbclient pandas sentence-transformers trl tensorboard trackio wandb
 	$(PIP) --editable '.[flower,nvflare]'
 	@touch $@
 
