@@ -27,7 +27,7 @@ def executed(folder: Path) -> dict[str, Any]:
     nbformat, client = importlib.import_module("nbformat"), importlib.import_module("nbclient")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     paths = [str(ROOT / "examples"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
     runner = client.NotebookClient(
         notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, record_timing=False
     )
@@ -36,6 +36,9 @@ def executed(folder: Path) -> dict[str, Any]:
     for place in {str(folder), str(folder.resolve())}:
         text = text.replace(place, ".")
     found: dict[str, Any] = json.loads(text)
+    for cell in found["cells"]:  # progress bars and warnings of libraries, which name paths
+        if "outputs" in cell:
+            cell["outputs"] = [one for one in cell["outputs"] if one.get("name") != "stderr"]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     found["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return found
