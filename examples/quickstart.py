@@ -139,6 +139,7 @@ def main() -> int:
         attacks=(PluginSpec(name="embedding-rows"), PluginSpec(name="span"), PluginSpec(name="llg")),
         defenses=(NONE,) if options.defended else DEFENSES,
         shipped_defense=shipped,
+        budget_s=60 if options.defended else 8,  # under noise an attack may search until its time is over
         policy=HERE / "policy.yaml",
         data_name="invented-clinic-notes",
         text=TextMode.FULL if shows_text else TextMode.MASKED,
