@@ -66,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.integrations: $(VENV)/.dev
 	@echo "installing the packages of the integration tests"
-	$(PIP) axe-playwright-python playwright sentence-transformers trl tensorboard trackio wandb
+	$(PIP) axe-playwright-python ipykernel nbclient pandas playwright sentence-transformers trl tensorboard trackio wandb
 	$(PIP) --editable '.[flower,nvflare]'
 	@touch $@
 
