@@ -266,7 +266,7 @@ def _about_subject(evidence: Evidence, versions: Mapping[str, Any]) -> Iterator[
 
 
 def _not_shown(evidence: Evidence) -> Iterator[str]:
-    """Yield a sentence for each statement of the verdict that nothing in the bundle shows."""
+    """Yield a sentence for each statement that nothing in the bundle shows."""
     source = evidence.claim.source
     if evidence.verdict.allowed and not replace(evidence, allowed=False).verdict.allowed:
         yield "Whoever called the gate allowed an undecided verdict (exit code 0), says the verdict; the policy does not, and nothing here shows who did."

@@ -113,7 +113,10 @@ class Index:
     def by_step(
         self, steps: Iterable[StepRecord], defense: str, attacks: tuple[str, ...]
     ) -> Mapping[str, Sequence[Attempt]]:
-        """Return step -> its attempts by some attacks; steps with the same update are one step."""
+        """Return step -> its attempts by some attacks.
+
+        Steps with the same update are one step.
+        """
         about = defense, attacks
         if about not in self._by_step:
             first = _first_of_its_kind(steps)

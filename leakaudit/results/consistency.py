@@ -179,7 +179,10 @@ def _attempts(results: Results) -> Iterator[str]:
 def _attempt(
     attempt: Attempt, results: Results, proved: AbstractSet[tuple[str, str]], minor: int, metrics: Sequence[str]
 ) -> Iterator[str]:
-    """Compare the parts of an attempt, in results of version 1.`minor` with these metrics of sequences."""
+    """Compare the parts of an attempt.
+
+    The results have version 1.`minor` and these metrics of sequences.
+    """
     name = _name(attempt.step, attempt.attack, attempt.defense)
     if attempt.seed != results.run.seed:
         yield f"{name} has the seed {attempt.seed}, the run has {results.run.seed}"

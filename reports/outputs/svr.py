@@ -100,7 +100,10 @@ def _word(text: str) -> str:
 
 
 def _waivers_end(verdict: Verdict) -> list[datetime]:
-    """Return the end of each waiver that lets a rule fail: the day after its last one, in UTC."""
+    """Return the end of each waiver that lets a rule fail.
+
+    It is the day after its last one, in UTC.
+    """
     last = [date.fromisoformat(one.expires) for one in verdict.waivers if one.state == "applies"]
     return [datetime.combine(day + timedelta(days=1), time(), UTC) for day in last]
 

@@ -29,9 +29,10 @@ def section(redacted: RedactedResult) -> Section:
     if not table:
         lead = "No attack was run."
     ships = shipped_column(results)
-    columns = [{"name": (name := shown_name(results, d)), "ships": d == ships} | short_label(name) for d in defenses]
+    names = [shown_name(results, d) for d in defenses]
+    columns = [{"name": name, "ships": d == ships} | short_label(name) for d, name in zip(defenses, names, strict=True)]
     for n, row in enumerate(table, start=1):
-        row |= _details(row["name"], row["cells"], [column["name"] for column in columns], note, f"c-{n}")
+        row |= _details(row["name"], row["cells"], names, note, f"c-{n}")
     found = {cell.state for row in table for cell in row["cells"]}
     key = [
         {"word": word, "state": state, "css": Cell(state, (), ships=False).css}

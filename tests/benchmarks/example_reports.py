@@ -100,7 +100,7 @@ def _tried(steps: int, texts: int, labels: int, defense: str) -> list[Attempt]:
 
 
 def _sentences(done: Attempt) -> Attempt:
-    """Return an attempt that knows what was in reach of its search: what it found, and nothing else."""
+    """Return an attempt that knows what was in reach: what it found, nothing else."""
     found = "exact_sentence" in done.events
     own = {"reachable": 1.0 if found else 0.25, "passes": found}
     return of_sequences(done, [one.model_copy(update=own) for one in done.sequences])
@@ -175,7 +175,7 @@ def frontier() -> Example:
     }
     utility = [Utility(defense="none", value=BASE_ACCURACY, **shared)]
     for defense, (change, lower, upper) in COSTS.items():
-        ends = {"difference": change, "lower": lower, "upper": upper, "baseline": BASE_ACCURACY}
+        ends: dict[str, Any] = {"difference": change, "lower": lower, "upper": upper, "baseline": BASE_ACCURACY}
         utility.append(Utility(defense=defense, value=BASE_ACCURACY + change, **ends, **shared))
     prices = [Price(defense=name, seconds=seconds, traffic=traffic) for name, (seconds, traffic) in PRICES.items()]
     steps = [step(40 * i) for i in range(60)]

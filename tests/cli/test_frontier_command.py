@@ -103,7 +103,7 @@ def test_a_stopped_frontier_names_what_is_missing(command: list[str], monkeypatc
 def test_a_signal_that_foreign_code_loses_stops_the_trainings(
     command: list[str], monkeypatch: pytest.MonkeyPatch, turned: type[Exception] | None
 ) -> None:
-    """Its exception is dropped, or becomes an error that says that a defence does not fit."""
+    """Its exception is dropped, or becomes an error of a defence."""
     steps, send = 0, Run.sent
 
     def loses_it(run: Run, *given: Any) -> Any:

@@ -63,7 +63,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 def test_a_judgement_imports_nothing_that_it_does_not_use(started: list[list[str]]) -> None:
-    """Wrong: the report's modules, the baseline's, or a parser of YAML where no file is read."""
+    """Neither the report's modules nor the baseline's, nor a parser of YAML."""
     code, _, modules = started
     assert code == ["4"]
     assert not NEEDLESS & {*modules}

@@ -124,7 +124,7 @@ def test_a_leak_is_a_leak_even_if_old_but_not_if_the_controls_leak_too() -> None
 
 
 def test_the_older_evidence_says_until_when_a_verdict_is_valid() -> None:
-    """A pass of both ends when the report of memaudit is too old; without rules on it, its age says nothing."""
+    """A pass ends when a report that rules ask for is too old."""
     old = found(0, 100, created_at=(NOW - timedelta(days=6)).isoformat())
     assert verdict_with(with_rule(), old).valid_until == (NOW + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert verdict_with(policy(), old).valid_until == verdict_with(policy(), None).valid_until

@@ -154,7 +154,7 @@ def test_a_waiver_that_says_too_little_is_refused(tmp_path: Path, fields: dict[s
 
 
 def test_a_ceiling_of_a_count_is_a_count() -> None:
-    """60 steps leak; the rule that counts them may be waived up to 60, and a rate never up to 1."""
+    """A rule that counts 60 steps may be waived up to 60, a rate never up to 1."""
     assert judged(LEAKS, waiver(rule="verbatim", ceiling=60), rules=(COUNT,)).verdict is Status.PASS
     said = judged(LEAKS, waiver(rule="verbatim", ceiling=59), rules=(COUNT,)).waivers[0].sentence
     assert "reached 60 steps, above the ceiling of 59 steps" in said

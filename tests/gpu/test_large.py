@@ -1,4 +1,4 @@
-"""A decoder of 1.1 billion parameters: what a kept step costs on a GPU, and what is read from it."""
+"""What a kept step of a large decoder costs on a GPU, and what is read from it."""
 
 from __future__ import annotations
 

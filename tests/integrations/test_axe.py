@@ -103,7 +103,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def opened(browser: Any, page: Path, width: int = 1280, **look: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Open a page in a context of its own; give it and the addresses that it asked for."""
+    """Open a page in a context of its own; give it and what it asked for."""
     context = browser.new_context(viewport={"width": width, "height": 800}, **look)
     tab = context.new_page()
     asked: list[str] = []
@@ -185,7 +185,7 @@ def test_without_scripts_everything_can_be_opened(browser: Any, pages: dict[str,
 
 
 def test_the_first_screen_holds_what_decides(browser: Any, pages: dict[str, Path]) -> None:
-    """At 1,280 x 800 verdict, tiles, heat map, what to do and the identity end above the fold."""
+    """Verdict, tiles, heat map, what to do and the identity fit 1,280 x 800."""
     with opened(browser, pages["FAIL"]) as (tab, _):
         for part in ("h1", ".sentence", ".tiles", ".matrix", ".next", ".facts"):
             box = tab.locator(part).first.bounding_box()

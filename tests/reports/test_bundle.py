@@ -219,6 +219,11 @@ def edited(file: Path, name: str, change: Callable[[Any], object]) -> bytes:
     return json.dumps(data, indent=1).encode() + b"\n"
 
 
+def _adding(more: Mapping[str, Any]) -> Callable[[Any], None]:
+    """Return what adds some keys to a JSON member."""
+    return lambda data: data.update(more)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
@@ -272,14 +277,15 @@ def test_a_bundle_of_another_version_is_judged_by_its_numbers(clean: Path) -> No
     older = edited(clean, "versions.json", lambda d: d.update(leakaudit="0.0.1"))
     found = forged(clean, {"versions.json": older, "annex.md": b"older words"})
     assert not found.problems and "were not made anew" in found.notes[0]
-    for lie in (
+    lies: tuple[dict[str, Any], ...] = (
         {"exit_code": 3},
         {"allowed": True},
         {"about": {"compared": [{"name": "other.bin", "sha256": "0" * 64}]}},
         {"valid_until": "2030-01-01T00:00:00Z"},
         {"steps": 600},
-    ):
-        lying = edited(clean, "verdict.json", lambda d, lie=lie: d.update(lie))
+    )
+    for lie in lies:
+        lying = edited(clean, "verdict.json", _adding(lie))
         assert forged(clean, {"versions.json": older, "verdict.json": lying}).problems, lie
     lacking = edited(clean, "verdict.json", lambda d: d.pop("texts_back"))
     assert not forged(clean, {"versions.json": older, "verdict.json": lacking, "annex.md": b"older words"}).problems

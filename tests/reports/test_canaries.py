@@ -138,7 +138,7 @@ SHOWN = (
 
 
 def test_no_output_holds_a_private_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a file of gate, report, export, bundle, baseline or index, nor what a terminal or a notebook shows."""
+    """Neither a file of any command, nor what a terminal or a notebook shows."""
     leaks, made = lay_out(tmp_path), tmp_path / "made"
     made.mkdir()
     monkeypatch.setenv("GITHUB_OUTPUT", str(made / "github.txt"))

@@ -531,7 +531,7 @@ def test_the_report_of_a_folder_with_results_alone_is_the_same(tmp_path: Path) -
 
 
 def test_what_was_not_tested_is_never_folded_away() -> None:
-    """Each group's sentence is a summary, which always shows; only the lists are folded."""
+    """Each group's sentence is a summary, which shows; only lists are folded."""
     page = render_html(shown())
     section = page.partition('<section id="coverage"')[2].partition("</section>")[0]
     open_text = re.sub(r"</summary>.*?</details>", "", section, flags=re.DOTALL)

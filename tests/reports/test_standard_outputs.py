@@ -241,14 +241,14 @@ def test_a_verification_result_names_nothing_that_was_not_shown() -> None:
     allowed = VERDICTS["INCONCLUSIVE"].allowing_inconclusive()
     with pytest.raises(ValueError, match="the verdict is INCONCLUSIVE"):
         outputs.svr(about(allowed, WEIGHTS), [WEIGHTS])
-    other = Artifact(name="other.safetensors", sha256=hashlib.sha256(b"other").hexdigest())
-    for verdict, given in ((VERDICTS["PASS"], [WEIGHTS]), (about(VERDICTS["PASS"], WEIGHTS), [WEIGHTS, other])):
+    another = Artifact(name="other.safetensors", sha256=hashlib.sha256(b"other").hexdigest())
+    for verdict, given in ((VERDICTS["PASS"], [WEIGHTS]), (about(VERDICTS["PASS"], WEIGHTS), [WEIGHTS, another])):
         with pytest.raises(ValueError, match=f"does not name {given[-1].name}"):
             outputs.svr(verdict, given)
 
 
 def test_a_pass_with_waivers_holds_no_longer_than_they_do() -> None:
-    """The evidence is young enough for 6 days more, and the waiver ends tomorrow at midnight."""
+    """The evidence is young enough for 6 days more; the waiver ends tomorrow."""
     tomorrow = (NOW + timedelta(days=1)).date()
     waiver = WaiverVerdict(
         id="W-1",

@@ -84,7 +84,7 @@ def verdict_on(found: Results) -> str:
 
 @pytest.mark.parametrize("case", [*FAILING][:6])
 def test_both_readers_lead_to_the_same_verdict(case: str) -> None:
-    """Byte for byte, on every edit of an audit that both read, contradictory ones among them."""
+    """Byte for byte, on every edit of an audit that both read."""
     found, compared = FAILING[case], 0
     for _, data in edits_of(found, LEAKS, 7).many(EDITS):
         raw = resealed(data).encode("utf-8", "surrogatepass")
