@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,16 @@ from leakaudit.config.simulation import Simulation
 from leakaudit.reports.redaction import is_ci
 from leakaudit.reports.terminal import print_summary
 from leakaudit.results.journal import load_journal
-from leakaudit.results.schema import TextMode
+from leakaudit.results.schema import Results, TextMode
 
 HERE = Path(__file__).parent
 NOTES = HERE / "data" / "clinic_notes.jsonl"
 NONE = PluginSpec(name="none")
 DEFENSES = (NONE, PluginSpec(name="freeze-embeddings"), PluginSpec(name="gaussian-noise", options={"scale": 10.0}))
 """What the undefended run is also attacked under: a cheap defence, and noise of ten times the update."""
-TRAININGS = Trainings(train_steps=10, train_batch_size=8, train_rate=2e-4)
+TRAININGS = Trainings(train_steps=12, train_batch_size=4, train_rate=4e-4)
 """Short trainings that show what each defence costs; their intervals are wide."""
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 NOISE_SCALE = 1.0
 """Noise of the defended run over the root mean square of the update: as much noise as signal."""
 
@@ -102,13 +103,32 @@ def recovered_note(folder: Path) -> str:
     return " ".join(longest).replace(" ##", "").replace(" .", ".").replace(" ,", ",")
 
 
+def tell(name: str) -> None:
+    """Print which training begins."""
+    print(f"price of a defence: {name}", flush=True)
+
+
+def finished(audit: LeakAuditCallback, most_s: float = 300.0) -> Results:
+    """Wait for the side process and return its results.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    until = time.monotonic() + most_s
+    while (results := audit.results) is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the attacks did not end within {most_s:.0f} s; see worker.log in {audit.folder}")
+        time.sleep(0.2)
+    return results
+
+
 def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--defended", action="store_true", help="train with noise on the updates and frozen embeddings")
     parser.add_argument("--out", type=Path, default=Path("leakaudit-demo"), help="folder of the audit")
     parser.add_argument("--batch-size", type=int, default=2, choices=(1, 2, 3, 4))
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=45, help="optimizer steps")
     parser.add_argument("--masked", action="store_true", help="show no (invented) note in report and terminal")
     return parser.parse_args()
 
@@ -139,7 +159,8 @@ def main() -> int:
         attacks=(PluginSpec(name="embedding-rows"), PluginSpec(name="span"), PluginSpec(name="llg")),
         defenses=(NONE,) if options.defended else DEFENSES,
         shipped_defense=shipped,
-        budget_s=60 if options.defended else 8,  # under noise an attack may search until its time is over
+        budget_s=60 if options.defended else 5,  # under noise an attack may search until its time is over
+        at_end="wait" if options.defended else "detach",  # the prices of the defences are measured meanwhile
         policy=HERE / "policy.yaml",
         data_name="invented-clinic-notes",
         text=TextMode.FULL if shows_text else TextMode.MASKED,
@@ -172,7 +193,7 @@ def main() -> int:
         return 0
     if not options.defended:
         what = Simulation(model=demo_model(), data=NOTES, num_labels=4, mode="train")
-        add_prices(config, what, TRAININGS, SEEDS, lambda name: print(f"price of a defence: {name}", flush=True))
+        add_prices(config, lambda: finished(audit), what, TRAININGS, SEEDS, tell)
     print_summary(audit.folder)
     if shows_text and (note := recovered_note(audit.folder)):
         print(f"read out of an update, word for word (the notes are invented): {note}")

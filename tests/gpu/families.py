@@ -139,7 +139,7 @@ def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
 
 FAMILIES: Mapping[str, Family] = {
     "BERT, classes": Family(bert, tiny.bert_tokenizer, classes=3, attacks=("span", "rare-rows", "llg")),
-    "GPT-2": Family(gpt2, attacks=("span", "rare-rows")),
+    "GPT-2": Family(gpt2),
     "Llama": Family(llama, attacks=("span", "embedding-rows")),
     "Llama, LoRA": Family(lora),
     "T5": Family(t5, attacks=()),

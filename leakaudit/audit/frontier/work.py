@@ -83,11 +83,11 @@ class Work:
     def _several_steps(self, candidate: Candidate) -> KeptPrice:
         return KeptPrice(**asdict(price_of(self.trainer, candidate.defense, self.seeds[0])))
 
-    def run(self, results: Results) -> None:
+    def run(self, results: Results | None = None) -> None:
         """Take all trainings; finished ones are read.
 
         Args:
-            results: of the audit of the same defences, which decide what is dominated.
+            results: of the audit of the same defences, which decide what is dominated; None only where nothing is dropped.
         """
         plain = [one for one in self.candidates if one.defense is None]
         others = [one for one in self.candidates if one.defense is not None]
@@ -112,7 +112,7 @@ class Work:
             self._reasons[candidate.label] = f"utility not measured: {why}"
         return bool(why)
 
-    def _choose(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float]:
+    def _choose(self, candidates: Sequence[Candidate], results: Results | None) -> dict[str, float]:
         """Return the learning rate of each candidate that is not dropped."""
         trainings = self.trainer.trainings
         rates: dict[str, float] = {}
@@ -131,7 +131,7 @@ class Work:
             if best is not None and best.learning_rate is not None:
                 rates[candidate.label] = best.learning_rate
         rivals = [one for one in trials if has_rivals(one.candidate, self.candidates)]
-        for label, why in dropped(rivals, results).items() if self.drop else ():
+        for label, why in dropped(rivals, results).items() if self.drop and results is not None else ():
             self._reasons[label] = why
             self.tell(f"{label}: {why}")
             del rates[label]
