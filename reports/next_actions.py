@@ -62,9 +62,9 @@ def _ship(results: Results, verdict: Verdict) -> Action:
         until = f" The evidence is valid until {date_and_time(verdict.valid_until)}." if verdict.valid_until else ""
         return Action("Keep what you ship", way_out(results, verdict) + until)
     if out is not None and out.defense:
-        return Action("Ship with this defence", way_out(results, verdict))
+        return Action("Train with this defence, then audit again", way_out(results, verdict))
     if out is not None and out.passing:
-        return Action("Ship with one of these defences", way_out(results, verdict))
+        return Action("Train with one of these defences, then audit again", way_out(results, verdict))
     return Action("Find a defence that passes", _tested(verdict) or way_out(results, verdict))
 
 

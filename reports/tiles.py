@@ -62,12 +62,9 @@ def _is_about(event: Event, kind: Kind) -> bool:
     return event.kind == kind and (kind != "text" or event.every_word)
 
 
-def _judging(verdict: Verdict, kind: Kind) -> RuleVerdict | None:
-    """Return the rule on what is shipped that judges a kind.
-
-    Of several it is the one with the worst answer, and of these one on a rate.
-    """
-    about = [
+def _about(verdict: Verdict, kind: Kind) -> list[RuleVerdict]:
+    """Return the rules on what is shipped that limit a kind."""
+    return [
         rule
         for rule in verdict.rules
         if rule.kind in ("max_rate", "max_count")
@@ -76,6 +73,20 @@ def _judging(verdict: Verdict, kind: Kind) -> RuleVerdict | None:
         and rule.subject in EVENTS
         and _is_about(EVENTS[rule.subject], kind)
     ]
+
+
+def _forbidding(verdict: Verdict, kind: Kind, shown: RuleVerdict) -> RuleVerdict | None:
+    """Return another rule with the same answer that allows no step at all; None if there is none."""
+    found = (rule for rule in _about(verdict, kind) if rule.kind == "max_count" and not rule.threshold)
+    return next((rule for rule in found if rule is not shown and rule.status is shown.status), None)
+
+
+def _judging(verdict: Verdict, kind: Kind) -> RuleVerdict | None:
+    """Return the rule on what is shipped that judges a kind.
+
+    Of several it is the one with the worst answer, and of these one on a rate.
+    """
+    about = _about(verdict, kind)
     order = {status: at for at, status in enumerate(_WORST_FIRST)}
     return min(about, key=lambda r: (r.n == 0, r.level != "error", order[r.status], r.kind != "max_rate"), default=None)
 
@@ -86,6 +97,8 @@ def _tile(results: Results, verdict: Verdict, title: str, kind: Kind, event: str
         return _unjudged(results, title, event)
     what = EVENTS[rule.subject].short
     limit = f"limit {allowed(rule.kind, rule.threshold)}, rule {rule.id}"
+    if strict := _forbidding(verdict, kind, rule):
+        limit = f"limit {allowed(strict.kind, strict.threshold)}, rule {strict.id}; {limit.removeprefix('limit ')}"
     if not rule.n:
         return Tile(title, "no evidence", f"whether {what}", "", limit, rule.word, "open", None)
     state: Literal["leak", "clean", "open"] = (
@@ -130,7 +143,8 @@ def _unjudged(results: Results, title: str, event: str) -> Tile:
 def _bound(interval: tuple[float, float] | None, *, exceeded: bool, n: int) -> str:
     if interval is None or n < 2:
         return "one step gives no bound" if n == 1 else ""
-    return f"rate at least {at_least(interval[0])}" if exceeded else f"rate at most {at_most(interval[1])}"
+    bound = f"at least {at_least(interval[0])}" if exceeded else f"at most {at_most(interval[1])}"
+    return f"true rate {bound} (95%)"
 
 
 def _picture(title: str, rate: float, interval: tuple[float, float] | None, limit: float | None, state: str) -> Markup:

@@ -225,10 +225,10 @@ def _about_reach(reach: Mapping[str, int]) -> list[str]:
         ]
     if 0 < out < missed:
         return [
-            f"{out} of the {missed} texts that did not come back cannot be found by these attacks; another may find them."
+            f"{out} of the {missed} texts that did not come back are out of reach of these attacks, but not of every attack."
         ]
     if out:
-        return ["What did not come back cannot be found by these attacks; another attack may find it."]
+        return ["What did not come back is out of reach of these attacks, but not of every attack."]
     return []
 
 

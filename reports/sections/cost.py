@@ -56,7 +56,7 @@ def section(redacted: RedactedResult) -> Section:
         "curves": [_quartiles(one) for one in curves],
         "hidden": counted(max(0, len(curves) - MOST_CURVES), "attack") if len(curves) > MOST_CURVES else "",
     }
-    return Section("cost", "Cost", {"costs": rows, "lead": lead} | picture)
+    return Section("cost", "What this audit cost", {"costs": rows, "lead": lead} | picture)
 
 
 def _curves(results: Results) -> list[Curve]:

@@ -30,6 +30,9 @@ from leakaudit.results.schema import Results
 from leakaudit.results.utility import Loss, signed
 from leakaudit.results.wording import counted
 
+MOST_IN_HEADING = 2
+"""Defences whose cost stands in the heading, which shows while the section is closed. Our choice: two fit two lines."""
+
 
 def section(redacted: RedactedResult) -> Section | None:
     """Show each tested defence by its price and by what leaks under it."""
@@ -50,7 +53,10 @@ def section(redacted: RedactedResult) -> Section | None:
         "claimed": bool(results.privacy),
         "caption_of_table": _under_the_table(results),
     }
-    return Section("frontier", "What each defence costs", context | _chart(results, rule, rows[0], drawn, chosen))
+    title = "What each defence costs"
+    costs = [f"{shown_name(results, row.defense)}: {row.loss.words}" for row in rows[1:] if row.loss][:MOST_IN_HEADING]
+    heading = f"{title} ({'; '.join(costs)})" if costs else title
+    return Section("frontier", title, context | _chart(results, rule, rows[0], drawn, chosen), heading=heading)
 
 
 def _left_out(results: Results, rows: Sequence[Compared]) -> list[tuple[str, str]]:

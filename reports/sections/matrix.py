@@ -11,6 +11,9 @@ from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import Section
 from leakaudit.results.as_sent import shipped_column
 
+_IN_KEY = {"out of time": "out of time, which decides nothing"}
+"""State of a cell -> what the key says instead."""
+
 
 def section(redacted: RedactedResult) -> Section:
     """Show the outcome of each attack, and of all together, under each defence."""
@@ -30,12 +33,14 @@ def section(redacted: RedactedResult) -> Section:
         lead = "No attack was run."
     ships = shipped_column(results)
     names = [shown_name(results, d) for d in defenses]
-    columns = [{"name": name, "ships": d == ships} | short_label(name) for d, name in zip(defenses, names, strict=True)]
+    columns = [
+        {"name": name, "ships": d == ships} | _head(name, shipped) for d, name in zip(defenses, names, strict=True)
+    ]
     for n, row in enumerate(table, start=1):
         row |= _details(row["name"], row["cells"], names, note, f"c-{n}")
     found = {cell.state for row in table for cell in row["cells"]}
     key = [
-        {"word": word, "state": state, "css": Cell(state, (), ships=False).css}
+        {"word": word, "state": _IN_KEY.get(state, state), "css": Cell(state, (), ships=False).css}
         for state, word in SHORT.items()
         if state in found
     ]
@@ -66,6 +71,18 @@ def _details(attack: str, cells: Sequence[Cell], defenses: Sequence[str], note: 
         under = ", ".join(defenses[at] + (f" ({note})" if cells[at].ships else "") for at in places)
         details.append({"anchor": f"{anchor}-{n}", "title": f"{attack} under {under}: {state}", "lines": lines})
     return {"anchors": anchors, "details": details}
+
+
+def _head(name: str, shipped: Sequence[str]) -> dict[str, object]:
+    """Return the head of a column; the update as the run made it gets words.
+
+    Args:
+        name: of the defence.
+        shipped: defences that are in the update as the run made it.
+    """
+    if name != OBSERVED:
+        return short_label(name)
+    return {"short": "as shipped", "knobs": [*shipped]} if shipped else {"short": "no defence", "knobs": []}
 
 
 def short_label(defense: str) -> dict[str, object]:

@@ -259,7 +259,7 @@ def test_a_verdict_says_where_a_search_gave_up_on_what_was_in_reach() -> None:
 def test_a_verdict_says_that_these_attacks_find_nothing_only_where_they_can_tell() -> None:
     """Only an attack that knows its reach can tell; otherwise nothing is said."""
     steps = [step(i) for i in range(2)]
-    out = "What did not come back cannot be found by these attacks; another attack may find it."
+    out = "What did not come back is out of reach of these attacks, but not of every attack."
     assert out in judge(results(steps, [reached(i, passes=False) for i in range(2)]), RATE).sentence
     assert "reach" not in judge(results(steps, [attempt(i) for i in range(2)]), RATE).sentence
     both = [reached(0, passes=True), reached(1, passes=False), attempt(0, "tag", leaks=True), attempt(1, "tag")]
@@ -272,7 +272,7 @@ def test_a_text_of_which_no_attack_can_tell_is_not_called_out_of_reach() -> None
     """What one attack says of one text says nothing of the others."""
     steps = [step(i) for i in range(3)]
     verdict = judge(results(steps, [reached(0, passes=False), *(attempt(i, "tag") for i in range(3))]), RATE)
-    assert "1 of the 3 texts that did not come back cannot be found by these attacks" in verdict.sentence
+    assert "1 of the 3 texts that did not come back are out of reach of these attacks" in verdict.sentence
     assert "What did not come back cannot be found" not in verdict.sentence
 
 
