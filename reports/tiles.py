@@ -76,7 +76,10 @@ def _about(verdict: Verdict, kind: Kind) -> list[RuleVerdict]:
 
 
 def _forbidding(verdict: Verdict, kind: Kind, shown: RuleVerdict) -> RuleVerdict | None:
-    """Return another rule with the same answer that allows no step at all; None if there is none."""
+    """Return another rule with the same answer that allows no step at all.
+
+    It is None if there is none.
+    """
     found = (rule for rule in _about(verdict, kind) if rule.kind == "max_count" and not rule.threshold)
     return next((rule for rule in found if rule is not shown and rule.status is shown.status), None)
 

@@ -21,7 +21,7 @@ def test_a_tile_counts_as_its_rule_and_rounds_as_the_sentence() -> None:
     tile, rule = tiles(found, verdict)[0], verdict.rules[0]
     assert (tile.title, tile.count, tile.state, tile.word) == ("Sentences", "6 of 6", "leak", "FAIL")
     assert rule.id in tile.limit and rule.lower is not None
-    assert tile.bound == f"rate at least {at_least(rule.lower)}"
+    assert tile.bound == f"true rate at least {at_least(rule.lower)} (95%)"
     assert f"lower bound {at_least(rule.lower)}" in rule.sentence
 
 
