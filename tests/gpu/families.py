@@ -20,6 +20,7 @@ from leakaudit.callbacks.torch_loop import watch
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.models.lora import add_lora
+from leakaudit.plugins import Reconstruction
 from leakaudit.plugins.budget import Budget
 from leakaudit.registry import attacks
 from leakaudit.results.schema import Verification, VerificationStatus
@@ -280,6 +281,60 @@ def attacked(name: str, snapshot: Snapshot, device: torch.device) -> Guess:
         found.label_counts,
         time.perf_counter() - start,
     )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An attack on a whole device, or on one core of a CPU."""
+
+    guess: Reconstruction
+    seconds: float
+    gigabytes: float
+    """Most memory on the GPU, in units of 10^9 bytes; 0 on a CPU."""
+
+
+def timed(
+    name: str,
+    options: Mapping[str, Any],
+    snapshot: Snapshot,
+    device: torch.device,
+    budget_s: float,
+    warm_s: float = 0.0,
+) -> Timed:
+    """Attack a step on a GPU or on one core, and measure it.
+
+    Args:
+        name: of the attack.
+        options: of the attack.
+        snapshot: the step.
+        device: the GPU or the CPU.
+        budget_s: most seconds of the attack.
+        warm_s: seconds of an attempt before it on a GPU, which loads kernels.
+
+    Raises:
+        AssertionError: the attack does not apply.
+    """
+    seen = moved(snapshot, device).observation
+    attack = attacks.create(name, dict(options))
+    read, fits = readable(attack, seen)
+    assert fits, fits.reason
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    else:
+        if warm_s:
+            attack(read, torch.Generator().manual_seed(SEED), Budget(warm_s))
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        start = time.perf_counter()
+        guess = attack(read, torch.Generator().manual_seed(SEED), Budget(budget_s))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+    finally:
+        torch.set_num_threads(threads)
+    memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+    return Timed(guess, seconds, memory)
 
 
 def measured(name: str, precision: str, trained: Trained, device: str, attacked_steps: list[int]) -> FamilyRow:

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.audit.attempt import readable
 from leakaudit.audit.stamp import stamp_of
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.recording import recorder_setup
 from leakaudit.client.step import ClientStep
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attacks
 from leakaudit.results.schema import VerificationStatus
 from leakaudit.storage.disk_use import size_of
 from tests.benchmarks.capture import LARGE
-from tests.gpu.families import CPU, moved
+from tests.gpu.families import CPU, moved, timed
 from tests.gpu.record import DEVICE, MEASURED, SEED
 from tests.support import tiny
 from tests.support.tiny_trainer import audit_config, kept, without_side_process
@@ -79,25 +76,10 @@ def test_a_step_of_a_large_decoder_is_kept_in_part_verified_and_read(
     assert stamp.status is VerificationStatus.VERIFIED, stamp.note
     seconds, found, memory = [], [], 0.0
     for place in (torch.device(DEVICE), CPU):
-        seen = moved(snapshot, place).observation
-        attack = attacks.create("span", {})
-        read, fits = readable(attack, seen)
-        assert fits, fits.reason
-        threads = torch.get_num_threads()
-        if place.type == "cpu":
-            torch.set_num_threads(1)
-        else:
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            start = time.perf_counter()
-            guess = attack(read, torch.Generator().manual_seed(SEED), Budget(MOST_S))
-            _wait()
-            seconds.append(time.perf_counter() - start)
-        finally:
-            torch.set_num_threads(threads)
-        if place.type == "cuda":
-            memory = torch.cuda.max_memory_allocated() / 1e9
-        texts = {tuple(sequence.token_ids) for sequence in guess.sequences or ()}
+        done = timed("span", {}, snapshot, place, MOST_S)
+        seconds.append(done.seconds)
+        memory = max(memory, done.gigabytes)
+        texts = {tuple(sequence.token_ids) for sequence in done.guess.sequences or ()}
         # A decoder's last token is only predicted, so nothing that is kept depends on it.
         found.append(sum(bool({text, text[:-1]} & texts) for text in snapshot.truth.sequences()))
     MEASURED.notes.append(

@@ -5,18 +5,14 @@ The model is an encoder of 22 million parameters.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from leakaudit.audit.attempt import readable
 from leakaudit.callbacks.torch_loop import watch
-from leakaudit.plugins.budget import Budget
-from leakaudit.registry import attacks
 from tests.benchmarks.capture import SHAPES
-from tests.gpu.families import CPU, moved
+from tests.gpu.families import CPU, timed
 from tests.gpu.record import DEVICE, MEASURED, SEED
 from tests.support import tiny
 from tests.support.tiny_trainer import audit_config, kept, without_side_process
@@ -56,26 +52,12 @@ def test_an_attack_finds_the_same_on_a_gpu_and_on_one_core(attack: str, tmp_path
     (snapshot,) = kept(watched).values()
     seconds, found, memory = [], [], 0.0
     for place in (torch.device(DEVICE), CPU):
-        seen = moved(snapshot, place).observation
-        made = attacks.create(attack, TIMED[attack])
-        read, fits = readable(made, seen)
-        assert fits, fits.reason
-        threads = torch.get_num_threads()
-        if place.type == "cpu":
-            torch.set_num_threads(1)
-        else:
-            made(read, torch.Generator().manual_seed(SEED), Budget(5.0))  # kernels are loaded
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            start = time.perf_counter()
-            guess = made(read, torch.Generator().manual_seed(SEED), Budget(MOST_S))
-            seconds.append(time.perf_counter() - start)
-        finally:
-            torch.set_num_threads(threads)
-        if place.type == "cuda":
-            memory = torch.cuda.max_memory_allocated() / 1e9
-        texts = {tuple(sequence.token_ids) for sequence in guess.sequences or ()}
-        found.append((sum(text in texts for text in snapshot.truth.sequences()), tuple(sorted(guess.tokens or ()))))
+        done = timed(attack, TIMED[attack], snapshot, place, MOST_S, warm_s=5.0)
+        seconds.append(done.seconds)
+        memory = max(memory, done.gigabytes)
+        texts = {tuple(sequence.token_ids) for sequence in done.guess.sequences or ()}
+        right = sum(text in texts for text in snapshot.truth.sequences())
+        found.append((right, tuple(sorted(done.guess.tokens or ()))))
     assert attack == "lamp-cos" or found[0] == found[1]
     times = (
         "cut by its budget" if max(seconds) > MOST_S - 1 else f"{seconds[1] / max(seconds[0], 1e-6):.0f} times as fast"

@@ -94,7 +94,7 @@ class Trainer:
         self.trainings = trainings
         self.device = device
         self.check: Callable[[], None] = lambda: None
-        """Called before and after every training step; it may raise to stop the work."""
+        """Called before every training step; it may raise to stop the work."""
         self.rows = Rows.of(what, trainings)
         self.tokenizer = load_tokenizer(what.model)
         every = (*self.rows.train, *self.rows.choice, *self.rows.evaluation)
@@ -221,7 +221,6 @@ class Run:
             parameter.grad = sent[name].to(parameter) if name in sent else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self.trainer.check()
         return sent
 
     def measure(self, rows: Sequence[Example]) -> Outcomes:
