@@ -159,7 +159,12 @@ def _processed(tensor: Any) -> None:
     _mark_as_processed(tensor)
 
 
-def train(
+def train(folder: Path, mistake: Callable[[Any, nn.Module], None] | None = None, **options: Any) -> dict[int, Snapshot]:
+    """Train as `watched` does, and return the kept steps."""
+    return kept(watched(folder, mistake, **options))
+
+
+def watched(
     folder: Path,
     mistake: Callable[[Any, nn.Module], None] | None = None,
     *,
@@ -174,8 +179,8 @@ def train(
     seed: int = 0,
     rows: int = 32,
     model: nn.Module | None = None,
-) -> dict[int, Snapshot]:
-    """Train with Opacus and return the kept steps.
+) -> Any:
+    """Train with Opacus and return the audit, whose snapshots wait in the spool.
 
     Args:
         folder: of the audit.
@@ -215,8 +220,8 @@ def train(
         module, optimizer, *criterion, loader = found
         if mistake is not None:
             mistake(optimizer, made)
-        watched = watch(module, optimizer, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50))
-        with without_side_process(), watched:
+        audit = watch(module, optimizer, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50))
+        with without_side_process(), audit:
             done = 0
             while done < steps:
                 if physical:
@@ -226,7 +231,7 @@ def train(
                         done = _epoch(module, optimizer, pieces, criterion, done, steps)
                 else:
                     done = _epoch(module, optimizer, loader, criterion, done, steps)
-    return kept(watched)
+    return audit
 
 
 def _epoch(module: Any, optimizer: Any, loader: Any, criterion: Any, done: int, steps: int) -> int:
