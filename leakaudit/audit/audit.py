@@ -306,8 +306,7 @@ class Audit:
         if (known := self._state.record_of(step_id_of(snapshot.provenance.step))) is not None:
             return known
         record = verified_record(snapshot, client, sent, self.config, self._state, self._pairing)
-        if self.config.conformance:
-            measure_into(ConformanceLog(self.folder), record.id, snapshot, client)
+        measure_into(self.config, ConformanceLog(self.folder), record.id, snapshot, client)
         saved = self._state.saved
         saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)
