@@ -19,6 +19,7 @@ __all__ = [
     "not_audited",
     "origin",
     "privacy",
+    "ranking",
     "recovery",
     "regime",
     "replay_command",
