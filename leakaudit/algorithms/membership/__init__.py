@@ -5,7 +5,7 @@ The adversary knows the model before the round, the update and candidate texts, 
 
 1. `candidates`: a text, with its label where that is known.
 2. `readings`: the gradient and the loss of each text at the weights before the round.
-3. `alignment`: how far the update points along a text's own gradient, beyond what the calibration texts share with it.
+3. `alignment`: how far the update points along a text's own gradient, beyond what other texts share with it.
 4. `scores`: both together, in standard deviations of texts that were not in the round.
 
 Letters: N candidates, M calibration texts, P read entries of the update.

@@ -24,7 +24,7 @@ class MembershipScores:
     candidates: Tensor
     """(N,) float64, in the order of the candidates; large for texts of the round."""
     calibration: Tensor
-    """(M,) float64: scores of the calibration texts; each was left out of what it is compared with."""
+    """(M,) float64: scores of the calibration texts."""
 
     def threshold(self, false_rate: float) -> float:
         """Return the score above which a text counts as a member.
@@ -41,6 +41,9 @@ def membership_scores(
     seen: Observation, candidates: Sequence[Candidate], calibration: Sequence[Candidate]
 ) -> MembershipScores:
     """Return how much the update says that each candidate was in the round.
+
+    Each text is compared with all others, so more calibration texts and more candidates make the scores sharper. Of two candidates that
+    are nearly the same, each takes a part of the other's score.
 
     Args:
         seen: model before the round, and update.
@@ -86,13 +89,14 @@ def scores_of(seen: Observation, candidates: Readings, calibration: Readings) ->
     update = calibration.of_update(_comparable(seen)).cpu()
     if not bool(update.any()):
         raise SnapshotError("the update is zero in all layers, so it says nothing about who was in the round")
-    found = align(update, calibration.gradients, calibration.text, candidates.gradients)
+    gradients = torch.cat([calibration.gradients, candidates.gradients])
+    found = align(update, gradients, torch.cat([calibration.text, candidates.text + calibration.texts]))
     known = _covariates(calibration)
-    mine = calibration.largest(found.calibration)
+    mine = calibration.largest(found[: len(calibration.text)])
     fit = torch.linalg.lstsq(known, mine[:, None], driver="gelsd").solution[:, 0]
     rest = mine - known @ fit
     spread = rest.square().sum().div(max(1, len(rest) - known.shape[1])).sqrt().clamp_min(1e-300)
-    theirs = candidates.largest(found.candidates) - _covariates(candidates) @ fit
+    theirs = candidates.largest(found[len(calibration.text) :]) - _covariates(candidates) @ fit
     return MembershipScores(theirs / spread, rest / spread)
 
 
