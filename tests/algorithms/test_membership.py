@@ -1,4 +1,4 @@
-"""Who was in a round: members are told from others on a tiny model, and a null is a null."""
+"""Who was in a round: members are told from others on a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of who was in a round: AUC and true positives at 1 % false positives, by client.
+"""Table of who was in a round: AUC and true positive rate, by client.
 
     python -m tests.benchmarks.membership --data dev.jsonl --clients lora8-sgd-1-4 lora8-adamw-10-16 --decoder FOLDER
 

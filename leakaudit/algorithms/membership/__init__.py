@@ -1,4 +1,4 @@
-"""Who was in this round: scores that say which candidate texts an update was made from.
+"""Who was in this round: scores of candidate texts, read from an update.
 
 The adversary knows the model before the round, the update and candidate texts, and other texts of the same source that were not in the round
 (the calibration texts). Whether a candidate was in the round is not known.
