@@ -19,7 +19,7 @@ from leakaudit.errors import ConfigError, SnapshotError
 
 @dataclass(frozen=True)
 class MembershipScores:
-    """Scores of candidates, in standard deviations of texts outside the round.
+    """Scores of candidates, in standard deviations of texts outside the round."""
 
     candidates: Tensor
     """(N,) float64, in the order of the candidates; large for texts of the round."""
