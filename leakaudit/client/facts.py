@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leakaudit.client.optimizer import ClientOptimizer, UpdateKind
 from leakaudit.errors import ConfigError
@@ -61,6 +61,18 @@ class DeclaredServer(Facts):
 
     name: str
     parameters: dict[str, float | int | str | bool] = {}
+
+
+class ReplacedWords(Facts):
+    """How a client replaces words of its texts by similar ones before it trains.
+
+    The protocol names it, so attacks know it. The update is that of the changed texts.
+    """
+
+    share: float = Field(gt=0, le=1)
+    """Chance that a word is replaced, each by itself."""
+    nearest: int = Field(ge=1)
+    """Number of words with the most similar embeddings (cosine), one of which is drawn."""
 
 
 class Granted(Facts):
@@ -137,6 +149,8 @@ class PublicFacts(Facts):
     optimizer: ClientOptimizer | None = None
     """Optimizer of the local steps of a `delta`; None for plain SGD with `learning_rate`."""
     defenses: tuple[DeclaredDefense, ...] = ()
+    replaced: ReplacedWords | None = None
+    """How the client replaces words of its texts; None if it trains on its own words."""
     granted: Granted = Granted()
     server: DeclaredServer | None = None
     """None for a server that sends the model as it is, as in every recorded run."""
