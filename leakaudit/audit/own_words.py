@@ -13,7 +13,7 @@ from leakaudit.plugins.budget import Budget
 
 
 def of_own_words(guess: Reconstruction, seen: Observation, prior: object, budget: Budget) -> Reconstruction:
-    """Return a guess of the client's own texts, made of a guess of the texts on which it trained.
+    """Turn a guess of changed texts into one of the client's own texts.
 
     An attacker who knows how words are replaced restores the most probable text behind each text that was read. One who does not know
     leaves it. Either way nothing is proved: that the update of the guess is the observed one says which text the client trained on. What was

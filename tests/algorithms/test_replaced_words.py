@@ -1,4 +1,4 @@
-"""Replaced words are restored by Bayes' rule, as a search through all texts does it."""
+"""Replaced words are restored as a search through all texts does it."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def sent(i: int) -> StepRecord:
 
 
 def half_sent(**last: Any) -> Results:
-    """Build an audit of two steps: the first was changed before it was sent, and leaked before that.
+    """Build an audit of two leaking steps, the first changed before it was sent.
 
     Args:
         last: what the attempt on the second step, as it was sent, says.
@@ -286,7 +286,7 @@ def test_an_update_sent_as_produced_has_one_result() -> None:
 
 
 def test_a_changed_update_has_attempts_as_sent() -> None:
-    """Else the attempts on what the training produced would count as those on what left."""
+    """Else attempts on the produced update would count as those on what left."""
     (problem,) = contradictions(results([sent(0)], [attempt(0)]))
     assert problem == "step st-000000 was changed before it was sent, but the battery has no updates as sent"
 
