@@ -10,6 +10,7 @@ An attack in `leakaudit.attacks` is a short plugin that calls one of them. The d
 - `bag`: the words of the batch, from the rows of tables.
 - `labels`: label counts from the output layer.
 - `language_models`: priors over texts.
+- `membership`: which candidate texts were in a round.
 - `adam_step`: guesses compared with the first step of Adam.
 - `gradient_estimate`: the gradient that a difference of weights hides.
 - `above_noise`, `embedding_rows`, `least_squares`, `noise_entries`, `padding`, `position_rows`, `precision`, `resimulation`: parts that the families share.

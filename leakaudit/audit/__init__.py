@@ -30,6 +30,7 @@ __all__ = [
     "merging",
     "other_terms",
     "own_loss",
+    "own_words",
     "pairing",
     "perplexity",
     "privacy",

@@ -254,11 +254,12 @@ class Audit:
         """
         if interrupted:
             self.catch_up()
-        for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
+        saved = self._state.saved
+        for entry in copies_of_produced(self._journal.entries, saved.steps) if saved.as_sent else ():
             self._journal.append(entry)
         cost = overhead or Overhead()
         end = RunEnd(refused, not_kept, total_steps, cost, interrupted, simulated, final=True, privacy=privacy)
-        results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
+        results = self._results.build(saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:
             self._state.close(keep_key=self.config.keep_snapshots)

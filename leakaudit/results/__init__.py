@@ -20,6 +20,7 @@ __all__ = [
     "not_audited",
     "origin",
     "privacy",
+    "ranking",
     "recovery",
     "regime",
     "replay_command",
