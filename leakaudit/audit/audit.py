@@ -28,8 +28,6 @@ from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
 from leakaudit.audit.attacks_on_step import Attacks
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described, is_slow
-from leakaudit.audit.conformance.log import ConformanceLog
-from leakaudit.audit.conformance.record import measure_into
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import AttemptId, EntryBuilder
@@ -307,7 +305,6 @@ class Audit:
         if (known := self._state.record_of(step_id_of(snapshot.provenance.step))) is not None:
             return known
         record = verified_record(snapshot, client, sent, self.config, self._state, self._pairing)
-        measure_into(self.config, ConformanceLog(self.folder), record.id, snapshot, client)
         saved = self._state.saved
         saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)
