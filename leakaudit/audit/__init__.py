@@ -38,6 +38,7 @@ __all__ = [
     "rounds",
     "run_folder",
     "scoring",
+    "secret_bounds",
     "simulation",
     "spool_audit",
     "stamp",

@@ -16,6 +16,7 @@ from leakaudit.audit.attempt import PARTS_ONLY
 from leakaudit.audit.controls import counted_controls
 from leakaudit.audit.privacy import privacy_of
 from leakaudit.audit.provenance import released_files
+from leakaudit.audit.secret_bounds import canaries_of
 from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
@@ -106,6 +107,7 @@ class ResultsBuilder:
             )
         attempts = tuple(_public(entry.attempt) for entry in entries)
         released = released_files(self.config, self.folder, saved.origin) if end.final else Found()
+        privacy = privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared))
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
         results = Results(
             run=self._run(saved, end, device),
@@ -120,7 +122,8 @@ class ResultsBuilder:
             controls=counted_controls(saved.controls, self.config.controls),
             coverage=self._coverage(saved, entries, end, released),
             overhead=end.overhead,
-            privacy=privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared)),
+            privacy=privacy,
+            canaries=canaries_of(entries, self.catalogue, privacy, self.config.privacy.delta),
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )

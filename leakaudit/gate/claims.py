@@ -1,6 +1,7 @@
 """Rules on the epsilon of differential privacy that an accountant gives.
 
-An audit does not confirm an epsilon. Such a rule only compares what the accountant says with what the policy allows.
+An audit does not confirm an epsilon. Such a rule compares what the accountant says with what the policy allows, and fails if secrets that an
+attack recovered contradict what the mechanism claims of one step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import Field, FiniteFloat
 
 from leakaudit.gate.policy_parts import PolicyPart
 from leakaudit.gate.verdict import RuleVerdict, Status
+from leakaudit.results.canaries import bounded, bounds_on, strongest
 from leakaudit.results.privacy import stated, statements_on
 from leakaudit.results.schema import Privacy, Results
 
@@ -49,7 +51,8 @@ def judge_claim(
 ) -> RuleVerdict:
     """Judge a rule on a claimed epsilon.
 
-    PASS if an accountant's epsilon is at or below the limit, FAIL if any epsilon is above, else INCONCLUSIVE.
+    FAIL if recovered secrets contradict what the mechanism claims of one step, or any epsilon is above the limit. PASS if an accountant's
+    epsilon is at or below it, else INCONCLUSIVE. A bound that contradicts nothing changes nothing.
 
     Args:
         results: the audit.
@@ -59,7 +62,10 @@ def judge_claim(
         defense: defence that the verdict names.
         gaps: problems with the evidence as a whole; a single one keeps the rule from passing.
     """
+    refuted = strongest([one for one in bounds_on(results, column) if one.verdict == "contradicted"])
     answer = _answer(statements_on(results, column), claimed)
+    if refuted is not None:
+        answer = _Answer(Status.FAIL, f"{bounded(refuted)} {answer.said}", (), answer.epsilon)
     held = answer.status is Status.PASS and bool(gaps)
     status = Status.INCONCLUSIVE if held else answer.status
     reasons = (*answer.reasons, *gaps) if status is Status.INCONCLUSIVE else ()
@@ -81,8 +87,8 @@ def judge_claim(
         threshold=claimed.max,
         margin=None if answer.epsilon is None else claimed.max - answer.epsilon,
         more_clean_steps=None,
-        confidence=_NO_SAMPLE,
-        method="the accountant's number; no estimate of the audit",
+        confidence=_NO_SAMPLE if refuted is None else refuted.confidence,
+        method=_NUMBER if refuted is None else "secrets recovered from single steps (Clopper-Pearson)",
         censored=0,
         lost=0,
         due=0,
@@ -92,6 +98,9 @@ def judge_claim(
         worst=None,
     )
 
+
+_NUMBER = "the accountant's number; no estimate of the audit"
+"""How the rule is judged where no secret contradicts the claim."""
 
 _NO_SAMPLE = 1.0
 """Confidence of a comparison of two numbers, which samples nothing."""

@@ -8,6 +8,7 @@ __all__ = [
     "as_sent",
     "binding",
     "bounds",
+    "canaries",
     "consistency",
     "differences",
     "epsilon_bounds",

@@ -156,7 +156,7 @@ def test_one_run_of_a_gaussian_exceeds_the_true_mu_rarely() -> None:
     found: list[float] = []
     for _ in range(100):
         coins = [draw.random() < 0.5 for _ in range(m)]
-        seen = sorted(((abs(x - mu / 2), (x > mu / 2) == coin) for coin in coins for x in [draw.gauss(mu * coin, 1)]))
+        seen = sorted((abs(x - mu / 2), (x > mu / 2) == coin) for coin in coins for x in [draw.gauss(mu * coin, 1)])
         found.append(one_run_mu(Coins(m, 100, sum(right for _, right in seen[-100:]))))
     assert sum(one > mu for one in found) <= 12
     assert max(found) > 0.5 * mu
