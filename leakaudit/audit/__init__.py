@@ -15,6 +15,7 @@ __all__ = [
     "audit",
     "battery",
     "canaries",
+    "canary_scores",
     "comparison",
     "controls",
     "declared_noise",

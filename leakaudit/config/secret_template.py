@@ -53,7 +53,7 @@ class Digits:
     @property
     def values(self) -> int:
         """Number of values."""
-        return 10**self.count
+        return int(10**self.count)
 
     def drawn(self, rng: random.Random) -> str:
         """Return one value, drawn uniformly."""
