@@ -109,8 +109,7 @@ class Audit:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder, self.config = folder, config
         self.device = device or torch.device("cpu")
-        self._on_gpu = self.device.type == "cuda"
-        self._pairing = pairing
+        self._on_gpu, self._pairing = self.device.type == "cuda", pairing
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = journal or Journal(folder / JOURNAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.epsilon_bounds import Secrets, secret_epsilon
@@ -35,6 +35,30 @@ def canary_epsilon(one: Canary) -> float:
         return 0.0
     confidence = 1 - (1 - one.confidence) / one.attacks
     return round(secret_epsilon(Secrets(one.k, one.n, one.values, one.guesses), one.delta, confidence=confidence), 6)
+
+
+def pooled(found: Iterable[Canary]) -> tuple[Canary, ...]:
+    """Return the bounds of several runs, with the counts of equal ones added.
+
+    Two are equal if they are about the same attack under the same defence, the same values and the same claim.
+    """
+    groups: dict[Canary, list[Canary]] = {}
+    for one in found:
+        same = one.model_copy(update={"k": 0, "n": 1, "guesses": 0, "epsilon_lower": 0.0, "notes": ()})
+        groups.setdefault(same, []).append(one)
+    return tuple(map(_added, groups.values()))
+
+
+def _added(same: Sequence[Canary]) -> Canary:
+    """Return one bound for all steps of equal bounds."""
+    counts = {
+        "k": sum(one.k for one in same),
+        "n": sum(one.n for one in same),
+        "guesses": max(one.guesses for one in same),
+        "notes": tuple(dict.fromkeys(note for one in same for note in one.notes)),
+    }
+    bound = same[0].model_copy(update=counts)
+    return bound.model_copy(update={"epsilon_lower": canary_epsilon(bound)})
 
 
 def recovered(one: Canary) -> str:

@@ -58,7 +58,7 @@ LIMITS = "An audit bounds these attacks on these updates. It proves no privacy, 
 
 
 def _privacy(results: Results) -> str:
-    """Repeat what is claimed, with what recovered secrets say of it and when that holds."""
+    """Repeat what is claimed, and say what recovered secrets show of it."""
     worst = strongest(bounds_on(results, SHIPPED_LABEL))
     return shipped_in_words(results) + ("" if worst is None else f" {bounded(worst)} {' '.join(worst.notes)}")
 

@@ -17,7 +17,7 @@ from leakaudit.config.secret_book import SecretBook, check_tokenizer, simulated_
 from leakaudit.config.secret_template import SecretTemplate
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError
-from leakaudit.results.canaries import bounded
+from leakaudit.results.canaries import bounded, pooled
 from leakaudit.results.consistency import contradictions
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import JournalEntry, SecretOutcome
@@ -162,6 +162,15 @@ def test_as_many_guesses_as_values_bound_nothing() -> None:
     assert "bounds nothing" in one.notes[0]
 
 
+def test_the_bounds_of_several_runs_add_their_counts() -> None:
+    """And those of another claim stay apart."""
+    one = found(entries(1, 19))
+    other = found(entries(1, 19), Privacy(noise_multiplier=1.0, delta=1e-5))
+    both = pooled([one, other, one])
+    assert [(each.k, each.n) for each in both] == [(2, 40), (1, 20)]
+    assert both[0].epsilon_lower == pytest.approx(found(entries(2, 38)).epsilon_lower)
+
+
 def test_bounds_that_contradict_their_counts_are_found() -> None:
     """Somebody may edit the file."""
     honest = factories.audit(0, 20).model_copy(update={"canaries": (found(entries(5, 15)),)})
@@ -207,7 +216,7 @@ def test_only_drawn_secrets_count_as_secrets(folder: Path) -> None:
 
 
 def test_simulate_recovers_secrets_and_contradicts_a_claim(folder: Path, tmp_path: Path) -> None:
-    """End to end: the command, the results, the claim of one message, the rule of the gate."""
+    """End to end: command, results, claim of one message, rule of the gate."""
     (tmp_path / "policy.yaml").write_text(
         "schema: leakaudit.policy/1\nname: claim\nrules:\n  - {id: epsilon, claimed_epsilon: {max: 8}}\n"
         "  - {id: rate, event: exact_sentence, max_rate: 0.5}\n"

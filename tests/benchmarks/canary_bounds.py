@@ -1,4 +1,4 @@
-"""Tables of the bounds that canaries give on epsilon, and how often they are wrong.
+"""Tables of the bounds of canaries on epsilon, and how often they are wrong.
 
     python -m tests.benchmarks.canary_bounds
 

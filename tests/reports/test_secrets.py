@@ -1,4 +1,4 @@
-"""Bounds by recovered secrets in the report, on the terminal, and on a model's card."""
+"""Bounds by recovered secrets in report, terminal and a model's card."""
 
 from __future__ import annotations
 
