@@ -12,7 +12,7 @@ from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.canaries import canary_epsilon
 from leakaudit.results.epsilon_bounds import DELTA
 from leakaudit.results.journal import JournalEntry
-from leakaudit.results.schema import Canary, Catalogue, Privacy
+from leakaudit.results.schema import Canary, Catalogue, Privacy, StepRecord
 
 CONFIDENCE = 0.95
 """With which the bounds of all attacks under one defence hold together. Our choice: that of the gate's bounds."""
@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 CONDITIONS = (
     "Each secret was drawn uniformly and independently of everything else, and the values and the rule of guessing were fixed before.",
     "The record was in the batch for certain, so the bound is about one step without amplification by sampling, and is no bound of a whole run.",
-    "The steps have independent noise.",
+    "No earlier step held the record, and the steps have independent noise.",
     "Where nothing is contradicted, nothing is confirmed: another attack may recover more.",
 )
 """What must hold for a bound, in sentences for readers."""
@@ -29,7 +29,11 @@ TOO_MANY = "An attempt guessed as many texts as there are values, so that the co
 
 
 def canaries_of(
-    entries: Sequence[JournalEntry], catalogue: Catalogue, privacy: Sequence[Privacy], delta: float | None
+    entries: Sequence[JournalEntry],
+    steps: Iterable[StepRecord],
+    catalogue: Catalogue,
+    privacy: Sequence[Privacy],
+    delta: float | None,
 ) -> tuple[Canary, ...]:
     """Return the bounds of each attack under each defence.
 
@@ -38,11 +42,13 @@ def canaries_of(
 
     Args:
         entries: all attempts of the audit.
+        steps: records of the steps. Those after the first epoch do not count: an earlier step may have held the same record.
         catalogue: says what each attack recovers.
         privacy: what is stated on the defences, with their noise multipliers.
         delta: of the bounds; None for that of the statements, else 1e-5.
     """
-    with_secret = {one.attempt.step for one in entries if one.secret is not None}
+    repeated = {step.id for step in steps if step.epoch is not None and step.epoch >= 1}
+    with_secret = {one.attempt.step for one in entries if one.secret is not None} - repeated
     readers = [name for name, entry in catalogue.attacks.items() if entry.goal == "text"]
     made: dict[tuple[str, str], list[JournalEntry]] = defaultdict(list)
     for one in entries:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.canaries import keys_file
+from leakaudit.config.saved_book import SavedBook
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.origin import Origin
@@ -48,7 +50,17 @@ def allocate_run_folder(
     with folder_lock(wanted.parent):
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
+        secrets = _secrets_of(config)
+        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin, secrets), found
+
+
+def _secrets_of(config: AuditConfig) -> SavedBook | None:
+    """Return the invented records in the training data; None if there are none.
+
+    Raises:
+        ConfigError: the configuration asks for records, and their file is missing or damaged.
+    """
+    return None if config.canaries is None else SavedBook.read(keys_file(config.out_dir))
 
 
 def join_or_allocate(
@@ -82,7 +94,8 @@ def join_or_allocate(
         if apart:
             found = RunFolder(found.folder, f"{apart}, so this process audits its rounds in {found.folder.name}")
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
+        secrets = _secrets_of(config)
+        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin, secrets), found
 
 
 def join_rounds(folder: Path) -> Spool:

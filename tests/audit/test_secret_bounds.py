@@ -102,7 +102,7 @@ def entries(recovered: int, clean: int, defense: str = "none", **outcome: Any) -
 
 def found(made: list[JournalEntry], *privacy: Privacy, attacks: tuple[str, ...] = ("span",)) -> Any:
     """Return the only bound."""
-    (one,) = canaries_of(made, Catalogue(attacks=dict.fromkeys(attacks, SPAN)), privacy, None)
+    (one,) = canaries_of(made, (), Catalogue(attacks=dict.fromkeys(attacks, SPAN)), privacy, None)
     return one
 
 
