@@ -17,9 +17,9 @@ KEYS_SUFFIX = ".canaries.json"
 
 
 class CanariesConfig(BaseModel):
-    """Invented records with secrets, which are put into a training to see whether they come back.
+    """Invented records with secrets that are put into a training.
 
-    They change the model that is trained.
+    The audit says whether they come back. They change the model that is trained.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

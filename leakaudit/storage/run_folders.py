@@ -21,7 +21,7 @@ from leakaudit.storage.participants import anybody_left, lock_of, take_part
 from leakaudit.storage.rounds_file import read_rounds
 from leakaudit.storage.shared_weights import BASES
 from leakaudit.storage.spool import Spool
-from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals
+from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals, write_audit_file
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,27 @@ def allocate_run_folder(
     with folder_lock(wanted.parent):
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
-        secrets = _secrets_of(config)
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin, secrets), found
+        return _created(config, allocated, tokenizer, command, origin), found
 
 
-def _secrets_of(config: AuditConfig) -> SavedBook | None:
-    """Return the invented records in the training data; None if there are none.
+def _created(config: AuditConfig, allocated: AuditConfig, tokenizer: Any, command: str, origin: Origin | None) -> Spool:
+    """Create a spool that knows the invented records in the training data.
+
+    Args:
+        config: names the folder beside which the file of the records lies.
+        allocated: the same with the folder that the audit got.
+        tokenizer: of the training.
+        command: how the training was started.
+        origin: what is known when it begins.
 
     Raises:
-        ConfigError: the configuration asks for records, and their file is missing or damaged.
+        SpoolError, ConfigError: as by `Spool.create`; or the configuration asks for records, and their file is missing or damaged.
     """
-    return None if config.canaries is None else SavedBook.read(keys_file(config.out_dir))
+    records = None if config.canaries is None else SavedBook.read(keys_file(config.out_dir))
+    spool = Spool.create(allocated.out_dir / "spool", allocated, tokenizer, command, origin)
+    if records is not None:
+        write_audit_file(spool.root, Spool.open(spool.root)[1].model_copy(update={"secrets": records}))
+    return spool
 
 
 def join_or_allocate(
@@ -94,8 +104,7 @@ def join_or_allocate(
         if apart:
             found = RunFolder(found.folder, f"{apart}, so this process audits its rounds in {found.folder.name}")
         allocated = config.model_copy(update={"out_dir": found.folder})
-        secrets = _secrets_of(config)
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin, secrets), found
+        return _created(config, allocated, tokenizer, command, origin), found
 
 
 def join_rounds(folder: Path) -> Spool:

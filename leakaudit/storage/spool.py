@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.config.audit import AuditConfig
-from leakaudit.config.saved_book import SavedBook
 from leakaudit.errors import SpoolBusyError, SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.results.origin import Origin
@@ -105,13 +104,7 @@ class Spool:
 
     @classmethod
     def create(
-        cls,
-        root: Path,
-        config: AuditConfig,
-        tokenizer: Any,
-        command: str = "",
-        origin: Origin | None = None,
-        records: SavedBook | None = None,
+        cls, root: Path, config: AuditConfig, tokenizer: Any, command: str = "", origin: Origin | None = None
     ) -> Spool:
         """Create a new spool for a trainer.
 
@@ -129,7 +122,7 @@ class Spool:
             write_atomic(root / ".gitignore", "*\n")
             tokenizer.save_pretrained(root / TOKENIZER)
             keep_private(root / TOKENIZER)
-            write_audit_file(root, _audit_file(config, command, origin, records))
+            write_audit_file(root, _audit_file(config, command, origin))
         except OSError as error:
             raise SpoolError(
                 f"{root}: cannot be written ({error.strerror}); set `out_dir` to a folder that can"
@@ -388,14 +381,13 @@ def forget_tokenizer(spool: Spool) -> None:
             shutil.rmtree(spool.root / TOKENIZER, ignore_errors=True)
 
 
-def _audit_file(config: AuditConfig, command: str, origin: Origin | None, records: SavedBook | None) -> AuditFile:
+def _audit_file(config: AuditConfig, command: str, origin: Origin | None) -> AuditFile:
     return AuditFile(
         config=config,
         trainer_pid=os.getpid(),
         trainer_host=socket.gethostname(),
         command=command,
         origin=origin,
-        secrets=records,
         salt=secrets.token_hex(32) if config.encrypt_to else "",
     )
 
