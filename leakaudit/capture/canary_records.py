@@ -5,10 +5,10 @@ No torch: it works on texts before they become tokens.
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -134,7 +134,7 @@ def _mixed_list(rows: Sequence[Any], made: list[dict[str, Any]], places: tuple[i
 
 def _mixed(dataset: Any, made: list[dict[str, Any]], places: tuple[int, ...]) -> Any:
     """Return a `datasets.Dataset` with the records at their places."""
-    library = importlib.import_module("datasets")
+    library = sys.modules[type(dataset).__module__.partition(".")[0]]  # `datasets`, which the caller has imported
     fields = dict.fromkeys(dataset.column_names)
     records = type(dataset).from_list([fields | row for row in made], features=dataset.features)
     order = _mixed_list(
