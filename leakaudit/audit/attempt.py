@@ -17,6 +17,7 @@ from leakaudit.audit.entries import AttemptId, EntryBuilder, Finished
 from leakaudit.audit.perplexity import guess_perplexity
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, Tagger, score, with_similarity
+from leakaudit.audit.state import number_of
 from leakaudit.audit.step_record import texts_of
 from leakaudit.audit.worker_signals import raise_lost_interrupt
 from leakaudit.client.observation import Observation
@@ -131,7 +132,9 @@ class AttemptRunner:
             return entry
         texts, guessed = texts_of(truth, seen), () if guess is None else guess.sequences or ()
         outcome = self.secrets.outcome(
-            [self.scorer.text_of(ids) for ids in texts], [self.scorer.text_of(one.token_ids) for one in guessed]
+            [self.scorer.text_of(ids) for ids in texts],
+            [self.scorer.text_of(one.token_ids) for one in guessed],
+            number_of(attempt.step),
         )
         return entry.model_copy(update={"secret": outcome})
 

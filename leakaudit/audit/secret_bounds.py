@@ -48,6 +48,7 @@ def canaries_of(
         delta: of the bounds; None for that of the statements, else 1e-5.
     """
     repeated = {step.id for step in steps if step.epoch is not None and step.epoch >= 1}
+    repeated |= {one.attempt.step for one in entries if one.secret is not None and not one.secret.first}
     with_secret = {one.attempt.step for one in entries if one.secret is not None} - repeated
     readers = [name for name, entry in catalogue.attacks.items() if entry.goal == "text"]
     made: dict[tuple[str, str], list[JournalEntry]] = defaultdict(list)

@@ -10,6 +10,7 @@ import random
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ def with_canaries(
     book = SecretBook.of(template, [record.secret for record in records], secrets.token_bytes(32))
     made = [_as_row(record, asked, (text_field, label_field)) for record in records]
     mixed: Any = _mixed_list(rows, made, places) if isinstance(dataset, list) else _mixed(dataset, made, places)
-    SavedBook.of(book, places).write(keys_file(audit.out_dir))
+    SavedBook.of(replace(book, total=len(rows) + len(records)), places).write(keys_file(audit.out_dir))
     found: Data = mixed
     return found
 

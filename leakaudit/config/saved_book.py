@@ -50,6 +50,8 @@ class SavedBook(BaseModel):
     """Keyed hash of each secret."""
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Key of the hashes, in hex."""
+    total: Annotated[int, Field(ge=1)] | None = None
+    """Rows of these data; None if unknown."""
     rows: tuple[int, ...] = ()
     """Places of the records in the data that the training got, counted from 0."""
 
@@ -64,7 +66,7 @@ class SavedBook(BaseModel):
             else SavedList(one_of=part.listed)
             for part in book.template.parts
         )
-        return cls(parts=tuple(parts), marks=tuple(sorted(book.marks)), key=book.key.hex(), rows=rows)
+        return cls(parts=tuple(parts), marks=tuple(sorted(book.marks)), key=book.key.hex(), total=book.total, rows=rows)
 
     def book(self) -> SecretBook:
         """Return the book."""
@@ -76,7 +78,7 @@ class SavedBook(BaseModel):
             else OneOf(part.one_of)
             for part in self.parts
         )
-        return SecretBook(SecretTemplate(tuple(parts)), frozenset(self.marks), bytes.fromhex(self.key))
+        return SecretBook(SecretTemplate(tuple(parts)), frozenset(self.marks), bytes.fromhex(self.key), self.total)
 
     def write(self, path: Path) -> None:
         """Write the file, which only its owner can read (mode 0600).

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit.config.secret_template import Record, SecretTemplate, Value
 from leakaudit.errors import ConfigError
@@ -28,6 +28,8 @@ class SecretBook:
     """`mark_of` each secret that is in the data."""
     key: bytes
     """Key of the hashes."""
+    total: int | None = None
+    """Rows of the training data; None if no step holds a record again."""
 
     @classmethod
     def of(cls, template: SecretTemplate, secrets: Iterable[Value], key: bytes = IN_MEMORY) -> SecretBook:
@@ -42,9 +44,9 @@ class SecretBook:
 
     def joined(self, other: SecretBook) -> SecretBook:
         """Return a book with the secrets of both, which have one template and key."""
-        return SecretBook(self.template, self.marks | other.marks, self.key)
+        return replace(self, marks=self.marks | other.marks)
 
-    def outcome(self, texts: Sequence[str], guesses: Iterable[str]) -> SecretOutcome | None:
+    def outcome(self, texts: Sequence[str], guesses: Iterable[str], step: int = 0) -> SecretOutcome | None:
         """Say whether an attack's guesses hold the secret of a batch.
 
         If a batch holds several secrets, only that of its first record counts: guesses on one update depend on each other.
@@ -52,6 +54,7 @@ class SecretBook:
         Args:
             texts: of the batch.
             guesses: the texts that the attack guessed; each names one value at most.
+            step: number of the step, counted from 0. In a later epoch an earlier step has held the record.
 
         Returns:
             None if the batch holds no secret.
@@ -60,7 +63,8 @@ class SecretBook:
         if secret is None:
             return None
         named = [self.template.guess_in(text) for text in guesses]
-        return SecretOutcome(recovered=secret in named, guesses=len(named), values=self.template.values)
+        first = self.total is None or (step + 1) * len(texts) <= self.total
+        return SecretOutcome(recovered=secret in named, guesses=len(named), values=self.template.values, first=first)
 
     def _secret_of(self, texts: Sequence[str]) -> Value | None:
         found = (self.template.secret_in(text) for text in texts)

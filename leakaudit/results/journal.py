@@ -64,6 +64,8 @@ class SecretOutcome(ResultsModel):
     """L: number of texts that it guessed; each names one value at most."""
     values: Annotated[int, Field(ge=2)]
     """M: number of values from which the secret was drawn."""
+    first: bool = True
+    """Whether the step is in the first epoch, as far as the size of the data and of the batch tell."""
 
 
 class JournalEntry(ResultsModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,18 @@ def test_attempts_that_did_not_run_count_as_not_recovered() -> None:
     ]
     one = found(made)
     assert (one.k, one.n) == (5, 11)
+
+
+def test_steps_of_later_epochs_do_not_count() -> None:
+    """The weights may hold the record already; by the trainer's epoch, or by the size of the data."""
+    made = entries(5, 5)
+    late = [factories.step(n).model_copy(update={"epoch": n / 4}) for n in range(10)]
+    (one,) = canaries_of(made, late, Catalogue(attacks={"span": SPAN}), (), None)
+    assert (one.k, one.n) == (4, 4)
+    book = replace(SecretBook.of(template("the {word} sat"), [("dog",)]), total=6)
+    told = [book.outcome(["the dog sat", "a cat"], ["the dog sat"], step) for step in range(4)]
+    assert [each is not None and each.first for each in told] == [True, True, True, False]
+    assert not canaries_of(entries(5, 5, first=False), (), Catalogue(attacks={"span": SPAN}), (), None)
 
 
 def test_several_attacks_share_the_error() -> None:
