@@ -152,7 +152,7 @@ def test_attempts_that_did_not_run_count_as_not_recovered() -> None:
 
 
 def test_steps_of_later_epochs_do_not_count() -> None:
-    """The weights may hold the record already; by the trainer's epoch, or by the size of the data."""
+    """The weights may hold the record already."""
     made = entries(5, 5)
     late = [factories.step(n).model_copy(update={"epoch": n / 4}) for n in range(10)]
     (one,) = canaries_of(made, late, Catalogue(attacks={"span": SPAN}), (), None)
