@@ -35,6 +35,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "prices",
             "privacy",
             "conformance",
+            "canaries",
             "coverage",
             "overhead",
             "catalogue",
@@ -206,6 +207,24 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "covers",
             "note",
             "why_not",
+        }
+    ),
+    scores.Canary: frozenset(
+        {
+            "defense",
+            "attack",
+            "k",
+            "n",
+            "values",
+            "guesses",
+            "delta",
+            "confidence",
+            "attacks",
+            "epsilon_lower",
+            "covers",
+            "claimed",
+            "claimed_by",
+            "notes",
         }
     ),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),

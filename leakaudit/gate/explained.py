@@ -162,7 +162,7 @@ class Seen:
 
 def _subject(rule: Rule, tokens: int) -> str:
     if rule.claimed_epsilon is not None:
-        return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less; the audit does not confirm it."
+        return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less, and what recovered secrets say against it; the audit does not confirm it."
     where = {SHIPPED: "on the update as the run ships it", OBSERVED: "on the update as it was observed"}.get(
         rule.scope.defense, f"under the defence {rule.scope.defense}"
     )
@@ -188,7 +188,7 @@ def _weight(rule: Rule | ImportedRule) -> str:
 
 def _fails(rule: Rule, confidence: float) -> str:
     if rule.claimed_epsilon is not None:
-        return f"an accountant gives more than {rule.threshold:g}."
+        return f"an accountant gives more than {rule.threshold:g}, or recovered secrets contradict what is claimed of one step."
     limit, sure = allowed(rule.limit, rule.threshold), percent(confidence)
     if rule.max_count is not None:
         return "one step has it." if rule.max_count == 0 else f"more than {limit} have it."
@@ -237,7 +237,7 @@ _MOST_REASONS = 3
 _NEXT_OF_CLAIM = {
     Status.PASS: "Nothing about this rule. The audit does not confirm the accountant's number.",
     Status.INCONCLUSIVE: "Correct what the reasons name, and audit again.",
-    Status.FAIL: "Do not ship. Train with more noise or for fewer steps.",
+    Status.FAIL: "Do not ship. If secrets contradict the claim, look for noise that is missing; else train with more noise or for fewer steps.",
 }
 """Status of a rule on a claimed epsilon -> what to do."""
 

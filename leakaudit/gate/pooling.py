@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.gate.evidence import usable
+from leakaudit.results.canaries import pooled
 from leakaudit.results.consistency import lacking_steps, moment, unexplained_steps
 from leakaudit.results.schema import (
     Attempt,
@@ -61,6 +62,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "summaries": (),
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
+            "canaries": pooled(one for run in runs for one in run.canaries),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,
         }

@@ -55,8 +55,8 @@ def train(folder: Path, *, shared_seed: bool) -> None:
         )  # fmt: skip
         optimizer.expected_batch_size = SIZE
         if shared_seed:
-            optimizer.add_noise = lambda: _shared_noise(optimizer, generator)
             generator = torch.Generator().manual_seed(5)
+            optimizer.add_noise = lambda: _shared_noise(optimizer, generator)
         watched = watch(module, optimizer, tokenizer=tokenizer, config=audit_config(folder), observe="update")
         with without_side_process(), watched:
             for batch in loader:
