@@ -125,8 +125,7 @@ class Audit:
         self._attacks = Attacks(self._due, runner, config.seed, on_gpu=lambda: self._on_gpu)
         quick_first = sorted(self._plugins.attacks, key=lambda labelled: is_slow(labelled[1]))
         self._controls = ControlRunner(config, tokenizer, quick_first, scorer, self._state.shard)
-        metrics = applied_metrics(config.sentence_model)
-        plugins = catalogue(self._plugins.attacks, self._plugins.defenses, metrics)
+        plugins = catalogue(self._plugins.attacks, self._plugins.defenses, applied_metrics(config.sentence_model))
         self._results = ResultsBuilder(folder, config, self.battery, command, plugins, pairing.id if pairing else "")
 
     @property
