@@ -61,7 +61,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.TrackerRun: frozenset({"kind", "id", "name", "url"}),
     scores.TakenPolicy: frozenset({"name", "digest", "taken_at"}),
     scores.Subject: frozenset(
-        {"model", "config_digest", "parameters", "code_commit", "code_dirty", "base_model", "data", "artifacts"}
+        {
+            "model",
+            "config_digest",
+            "parameters",
+            "code_commit",
+            "code_dirty",
+            "base_model",
+            "data",
+            "data_invented",
+            "artifacts",
+        }
     ),
     scores.Artifact: frozenset({"name", "sha256"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),

@@ -4,7 +4,7 @@ Only this package has attacks, defences, metrics and the truth together. The fol
 
     journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the results (`leakaudit.results/1.7`); `finish` writes them, verdict.json and report.html
+    results.json     the results (`leakaudit.results/1.8`); `finish` writes them, verdict.json and report.html
 """
 
 from __future__ import annotations

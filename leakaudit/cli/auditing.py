@@ -302,7 +302,13 @@ def _origin_now(config: AuditConfig, steps: Steps) -> Origin:
     from leakaudit.gate.policy import default_policy, load_policy
 
     policy = load_policy(config.policy) if config.policy else default_policy()
-    return origin_of(policy, config.out_dir, data=config.data_name, base_model=steps.base_model)
+    return origin_of(
+        policy,
+        config.out_dir,
+        data=config.data_name,
+        data_invented=config.data_invented,
+        base_model=steps.base_model,
+    )
 
 
 def _saved_shard(config: AuditConfig, steps: Steps, command: str, device: torch.device) -> SavedShard | None:

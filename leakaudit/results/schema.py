@@ -1,4 +1,4 @@
-"""Models of `results.json`, schema `leakaudit.results/1.7`.
+"""Models of `results.json`, schema `leakaudit.results/1.8`.
 
 The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
@@ -26,7 +26,7 @@ from pydantic import (
 from leakaudit.results import former_keys
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.7"
+SCHEMA = "leakaudit.results/1.8"
 """Version of the schema.
 
 1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
@@ -36,7 +36,8 @@ for four metrics of a summary, what of its circumstances decides which attack ca
 for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
-began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`).
+began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 says whether
+the texts were invented (`Subject.data_invented`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -609,6 +610,8 @@ class Subject(ResultsModel):
     """`sha256:` and a digest of the weights that training began with, or `hub:NAME@REVISION`. Empty if unknown, and in results before 1.7."""
     data: str = ""
     """Name of the data set, as its owner calls it. Empty if unknown, and in results before 1.7."""
+    data_invented: bool = False
+    """Whether the owner says that all texts were invented, so that they are nobody's. False in results before 1.8."""
     artifacts: tuple[Artifact, ...] = ()
     """Files that the run made. Empty if none was named, and in results before 1.7."""
 
