@@ -88,7 +88,7 @@ class Steps:
         return self.numbers[places.start : places.stop : places.step]
 
 
-LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124)."
+LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124). Default: none."
 
 
 def time_limit(command: Callable[P, R]) -> Callable[P, R]:
