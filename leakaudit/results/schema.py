@@ -37,7 +37,7 @@ for each kind of recovery which attack recovered the canary (`Controls.kinds`) a
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
 began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 says whether
-the texts were invented (`Subject.data_invented`).
+the texts were invented (`Subject.data_invented`), which parameters told an attack what it read (`Attempt.told_by`), and the learning rate of a step.
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -208,6 +208,8 @@ class StepRecord(ResultsModel):
     verification: Verification
     loss: FiniteFloat | None = None
     """Training loss of the step; None if unknown."""
+    learning_rate: Amount | None = None
+    """Learning rate of the step, of the first group of parameters; None if unknown, and in results before 1.8."""
     shipped_defense: str = "none"
     """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
     sent: Verification | None = None
@@ -340,6 +342,9 @@ class Attempt(ResultsModel):
     """Name of a metric -> number, or why there is none. If the attack ran, every registered metric has an entry."""
     facts: dict[str, FiniteFloat] = {}
     """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
+    told_by: dict[str, Fraction] = {}
+    """Parameter name -> share of what the attack read that this parameter's update told. Empty if the attack does not say it, and in results
+    before 1.8."""
     guess_perplexity: Amount | Missing | None = None
     """Perplexity of the guessed texts: the exponential of the mean over the texts of the negative log-likelihood per token. The client's own
     model judges if it predicts next tokens, else the prior that the attack uses. A low number means that the guess reads like text, not that

@@ -43,7 +43,9 @@ def test_every_key_of_a_file_has_a_sentence_and_a_default(what: str) -> None:
 @pytest.mark.parametrize("kind", ["attacks", "defenses", "metrics", "priors"])
 def test_every_option_of_a_plugin_has_a_sentence(kind: str) -> None:
     """`leakaudit attacks NAME` prints it, with the default."""
-    plugins = [(name, plugin) for name, plugin in getattr(registry, kind) if dataclasses.is_dataclass(plugin)]
+    plugins: list[tuple[str, type]] = [
+        (name, one) for name, one in getattr(registry, kind) if dataclasses.is_dataclass(one)
+    ]
     assert plugins
     assert [f"{name}.{knob.name}" for name, plugin in plugins for knob in knobs_of(plugin) if not knob.sentence] == []
 

@@ -131,7 +131,9 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
     entries: list[JournalEntry] = []
     for i in range(4):
         for defense in ("none", "prune", text):
-            done = attempt(i, "span", defense, leaks=i % 2 == 0 and defense == "none")
+            done = attempt(
+                i, "span", defense, leaks=i % 2 == 0 and defense == "none", told_by={text: 0.75, "other": 0.25}
+            )
             attempts.append(done)
             entries.append(journal_entry(done, [text, "and", text], [text, "or", text]))
         labels = attempt(i, "llg", kind="labels", leaks=True)
@@ -141,7 +143,10 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
         attempts.append(attempt(i, "tag", status=AttemptStatus.ERROR, reason=text))
         attempts.append(attempt(i, "late", status=AttemptStatus.BUDGET_EXHAUSTED, reason=text))
     found = results(
-        [step(i, shipped=text) for i in range(4)],
+        [
+            step(i, shipped=text).model_copy(update={"loss": 1.5 - i / 4, "learning_rate": 2e-4 / (i + 1)})
+            for i in range(4)
+        ],
         attempts,
         subject=Subject(
             model=text,
