@@ -31,7 +31,7 @@ from leakaudit.results.wording import counted
 MOST_PARAMETERS = 5
 """Most parameters of an attack that are drawn; the others are one row. Our choice: the picture stays small."""
 
-_MOST_LETTERS = 66
+_MOST_LETTERS = 48
 """Most letters of a parameter's name that fit above its bar."""
 
 
@@ -106,7 +106,7 @@ def told_by_chart(told: Sequence[ToldBy], title: str) -> Markup:
         told: one attack or more.
         title: what the picture says, in a sentence.
     """
-    width, row, head = 480, 40, 26
+    width, row, head = 300, 40, 26
     drawn: list[str] = []
     y = 0.0
     for one in told:

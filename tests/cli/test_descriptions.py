@@ -43,7 +43,7 @@ def test_every_key_of_a_file_has_a_sentence_and_a_default(what: str) -> None:
 @pytest.mark.parametrize("kind", ["attacks", "defenses", "metrics", "priors"])
 def test_every_option_of_a_plugin_has_a_sentence(kind: str) -> None:
     """`leakaudit attacks NAME` prints it, with the default."""
-    plugins: list[tuple[str, type]] = [
+    plugins: list[tuple[str, Any]] = [
         (name, one) for name, one in getattr(registry, kind) if dataclasses.is_dataclass(one)
     ]
     assert plugins

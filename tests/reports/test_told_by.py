@@ -61,7 +61,7 @@ def test_bars_are_as_long_as_the_shares_and_many_parameters_are_few_rows() -> No
     name, share = many.drawn[-1]
     assert (name, round(share, 9), len(many.drawn)) == ("5 other parameters", 0.5, MOST_PARAMETERS + 1)
     bars = drawn(told_by_chart([many], "t"), "rect", fill=LEAK)
-    assert [round(float(bar["width"]) / 480, 3) for bar in bars] == [0.1] * MOST_PARAMETERS + [0.5]
+    assert [round(float(bar["width"]) / 300, 3) for bar in bars] == [0.1] * MOST_PARAMETERS + [0.5]
     name += "a" * 80 + ".query.weight"
     chart = told_by_chart([ToldBy("span", 1, ((name, 1.0),))], "t")
     assert name not in chart and ".query.weight<" in chart and "…" in chart
