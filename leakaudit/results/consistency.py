@@ -65,7 +65,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
 
     The clauses have no full stop.
     """
-    checks = (_steps, _attempts, _sequences, _summaries, _controls, _coverage, _times)
+    checks = (_steps, _attempts, _catalogue, _sequences, _summaries, _controls, _coverage, _times)
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
 
 
@@ -293,6 +293,18 @@ def _events(attempt: Attempt, minor: int) -> Iterator[str]:
     for name, yes in shown.items():
         if yes != (name in attempt.events):
             yield f"the event {name!r} is {'missing, but its scores show it' if yes else 'named, but its scores do not show it'}"
+
+
+def _catalogue(results: Results) -> Iterator[str]:
+    """Compare the catalogue with the battery.
+
+    The gate reads from it which attacks end at the hidden size, so an attack that is not described would seem to have no such limit. Results before
+    1.3 have no catalogue.
+    """
+    described = results.catalogue.attacks
+    lacking = [name for name in results.run.battery.attacks if name not in described] if described else []
+    if lacking:
+        yield f"the catalogue does not describe the attack {lacking[0]!r} of the battery"
 
 
 # ------------------------------------------------------------------------------------------------------------- sequences
