@@ -620,7 +620,7 @@ def test_invented_text_is_not_called_real(mode: TextMode) -> None:
     said = INVENTED if mode is TextMode.FULL else BANNERS[mode]
     assert banner(mode, False) == BANNERS[mode] and banner(mode, True) == said
     assert page.count(said) == 2 and ("REAL TRAINING TEXT" in page) is False
-    assert f'@top-center {{ content: "{said.partition(":")[0]}"' in page
+    assert f'@top-center{{content:"{said.partition(":")[0]}"' in page
     assert ("Treat it like the training data" in render_html(shown(mode))) is (mode is TextMode.FULL)
     assert "Treat it like the training data" not in page
 
