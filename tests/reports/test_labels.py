@@ -24,7 +24,7 @@ def _context(redacted: RedactedResult) -> Mapping[str, Any]:
 
 
 def _shown(
-    mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75), names: list[str] | None = NAMES
+    mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75), names: tuple[str, ...] | None = NAMES
 ) -> RedactedResult:
     """Return an audit with two label attacks, the second right in step 0 only."""
     attempts, entries = [], []
