@@ -159,7 +159,7 @@ _COUNTED = (*_LEAKS.values(), "no leak event", "in reach, not found", "out of ti
 
 
 def _count(judged: Sequence[Attempt]) -> str:
-    """Return how many of the judged steps had the worst leak of all, such as `3/60`."""
+    """Return how many judged steps had the worst leak, such as `3/60`."""
     finished = [a for a in judged if a.finished]
     steps = {a.step for a in finished}
     return f"{len(_worst_of(finished))}/{len(steps)}" if steps else ""
@@ -220,7 +220,7 @@ def _steps_of(finished: Sequence[Attempt]) -> tuple[set[str], set[str], set[str]
 
 
 def _worst_of(finished: Sequence[Attempt]) -> set[str]:
-    """Return the steps with the worst leak that there is, which is the one that the cell names."""
+    """Return the steps with the worst leak, which is the one that a cell names."""
     worst = severity(finished)
     return {a.step for a in finished if severity([a]) is worst} if worst else set()
 
@@ -231,7 +231,10 @@ class _Bound(NamedTuple):
 
 
 def _rate(judged: Sequence[Attempt], state: str, unjudged: int) -> _Bound | None:
-    """Return the bound on the rate of the worst leak: what is proved; without a leak, the most; None without a bound."""
+    """Return the bound on the rate of the worst leak; None without one.
+
+    Of a leak it is what is proved, and without a leak the most that there may be.
+    """
     finished = [a for a in judged if a.finished]
     steps, _, late = _steps_of(finished)
     if len(steps) < 2 or late or state == "in reach, not found":

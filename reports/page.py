@@ -150,7 +150,9 @@ def style(banner: str) -> str:
 
 
 def packed(css: str) -> str:
-    """Return a style sheet without comments and needless blanks; texts in quotes stay as they are.
+    """Return a style sheet without comments and needless blanks.
+
+    Texts in quotes stay as they are.
 
     >>> packed('/* why */ a > b { color: red; content: "a: b" }')
     'a > b{color:red;content:"a: b"}'

@@ -1,4 +1,4 @@
-"""Panels below the attacks of a picture of steps: the loss and the learning rate, each on an axis from 0."""
+"""Panels of loss and learning rate below a picture of steps, from 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters told the attacks what leaked, as data, as a sentence and as a picture."""
+"""Which parameters told the attacks what leaked: data, words, a picture."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class ToldBy:
 
 
 def told_by(results: Results) -> tuple[list[ToldBy], list[str]]:
-    """Return what told each attack its leaks, and the attacks that leaked and do not say it.
+    """Return what told each attack its leaks.
+
+    The second value names the attacks that leaked and do not say it.
 
     Only leaks of the update as it was sent are counted.
     """
@@ -124,5 +126,8 @@ def told_by_chart(told: Sequence[ToldBy], title: str) -> Markup:
 
 
 def _end_of(name: str) -> str:
-    """Return a name, cut at its beginning where it does not fit: the end tells one layer from another."""
+    """Return a name without its beginning where it does not fit.
+
+    The end tells one layer from another.
+    """
     return name if len(name) <= _MOST_LETTERS else "…" + name[1 - _MOST_LETTERS :]

@@ -73,7 +73,7 @@ def section(redacted: RedactedResult) -> Section | None:
 
 
 def _letters(views: Sequence[LabelView]) -> str:
-    """Return what letters in place of classes mean; empty where no table has them."""
+    """Return what letters for classes mean; empty where no table has them."""
     lettered = any(name.startswith("class ") for view in views for name, _, _ in view.rows or ())
     return " Letters stand for the classes, the most frequent first: the audit keeps no names." if lettered else ""
 

@@ -117,7 +117,10 @@ def _chart(steps: Sequence[_Step], attacks: Sequence[str], title: str, measured:
 
 
 def _constant_rate(steps: Sequence[_Step]) -> str:
-    """Return a sentence on a learning rate that every step had; empty if it changed, or if a step has none."""
+    """Return a sentence on the learning rate that every step had.
+
+    Empty if it changed, or if a step has none.
+    """
     rates = {step.rate for step in steps}
     one = next(iter(rates)) if len(rates) == 1 else None
     return "" if one is None else f"The learning rate was {one:.3g} at every audited step."

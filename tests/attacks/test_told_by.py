@@ -39,7 +39,7 @@ def test_span_shares_its_directions_among_the_layers_that_read_the_input() -> No
 
 
 def test_a_layer_with_all_of_a_direction_has_all_of_its_share() -> None:
-    """Of two directions one is told by the query alone, and the other by query and value alike: 3/4 and 1/4."""
+    """Own shares of two directions, one of which two layers have."""
     seen = tiny.observe(["a dog"])
     anatomy = anatomy_of(seen.model)
     query, _, value = sorted(PROJECTIONS, key=lambda name: "qkv".index(name.split(".")[-2][0]))

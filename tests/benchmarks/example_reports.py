@@ -114,7 +114,7 @@ def _told(by: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _inputs(number: int) -> dict[str, float]:
-    """Return what told an attack on the first attention; the value's share grows a little."""
+    """Return what told an attack on the first attention."""
     value = 0.40 + 0.01 * (number % 5)
     rest = {"key": 0.32, "query": 0.68 - value}
     layer = "bert.encoder.layer.0.attention.self"

@@ -1,4 +1,4 @@
-"""The trackers of an `Accelerator` get numbers at the audited step, whatever they are built around."""
+"""Every tracker of an `Accelerator` gets numbers at the audited step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OwnTracker(accelerate.tracking.GeneralTracker):  # type: ignore[misc,name-
 
 
 def trained(folder: Path, *, begin_first: bool) -> tuple[OwnTracker, Writer]:
-    """Train two steps around an `Accelerator` with a tracker of our own, and with one built around a known kind."""
+    """Train two steps with a tracker of our own and one of a known kind."""
     own, writer = OwnTracker(), Writer()
     accelerator = accelerate.Accelerator(cpu=True, log_with=[own, OwnTracker(inner=writer)])
     tokenizer, plain = tiny.bert_tokenizer(), tiny.bert()
@@ -69,7 +69,7 @@ def trained(folder: Path, *, begin_first: bool) -> tuple[OwnTracker, Writer]:
 
 
 def test_a_tracker_of_the_users_own_gets_points_at_the_audited_step(tmp_path: Path) -> None:
-    """Also if another tracker of the same accelerator is of a known kind, which gets its points in its own way."""
+    """Beside one of a known kind, which gets its points in its own way."""
     own, writer = trained(tmp_path, begin_first=True)
     steps = [step.step for step in load_results(tmp_path).steps]
     assert steps == [FIRST, FIRST + 1]

@@ -1,4 +1,4 @@
-"""Every key and every option says what it is and what it is by default, where a user looks for it."""
+"""Every key and every option has a sentence and a default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = ("simulate", "frontier", "run", "worker", "doctor", "preflight")
 
 
 def keys_of(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield each key of a schema: its place, what is said of it, and whether it must be given."""
+    """Yield each key of a schema: place, description, whether it is required."""
     models = {document["title"]: document, **document.get("$defs", {})}
     for name, model in models.items():
         for key, told in model.get("properties", {}).items():
@@ -32,7 +32,10 @@ def keys_of(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], boo
 
 @pytest.mark.parametrize("what", FILES)
 def test_every_key_of_a_file_has_a_sentence_and_a_default(what: str) -> None:
-    """Unless it must be given. Where a key holds a part of the file, the sentence of that part counts."""
+    """Unless it must be given.
+
+    Where a key holds a part of the file, the sentence of that part counts.
+    """
     document = json.loads(CliRunner().invoke(main, ["schema", what]).stdout)
     keys = list(keys_of(document))
     assert len(keys) > 3
@@ -60,7 +63,7 @@ def options_of(command: click.Command, path: str) -> Iterator[tuple[str, click.O
 
 
 def every_option() -> list[tuple[str, click.Option]]:
-    """Return the options of all commands, which are imported when they are asked for."""
+    """Return the options of all commands, which are imported here."""
     context = click.Context(main, info_name="leakaudit")
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
     return [pair for name, one in commands.items() if one is not None for pair in options_of(one, name)]

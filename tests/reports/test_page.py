@@ -612,7 +612,7 @@ def test_the_handling_banner_is_on_the_page_and_on_every_printed_one(mode: TextM
 
 @pytest.mark.parametrize("mode", list(TextMode))
 def test_invented_text_is_not_called_real(mode: TextMode) -> None:
-    """If the owner says that the texts were invented; other modes show no text and say the same as ever."""
+    """If the owner says so; other modes show no text and say the same as ever."""
     found, entries = rich_audit("ordinary")
     invented = found.model_copy(update={"subject": found.subject.model_copy(update={"data_invented": True})})
     verdict = gate.evaluate(invented, policy(), now=NOW)

@@ -24,7 +24,10 @@ def context(found: Results) -> dict[str, Any]:
 
 
 def leaky() -> Results:
-    """Build three steps of which two leak; what did not leak told nothing, whatever an attack read."""
+    """Build three steps of which two leak.
+
+    What did not leak told nothing, whatever an attack read.
+    """
     tried = [
         attempt(0, leaks=True, told_by={TABLE: 0.5, KEY: 0.5}),
         attempt(1, leaks=True, told_by={KEY: 1.0}),
@@ -45,7 +48,7 @@ def test_shares_are_means_over_the_leaks_of_the_update_as_it_was_sent() -> None:
 
 
 def test_nothing_is_drawn_where_nobody_says_it() -> None:
-    """As in results of earlier versions; then it is not said of every attack that it is silent."""
+    """As in results of earlier versions."""
     shown = context(results([step(0)], [attempt(0, leaks=True)]))
     assert (shown["told"], shown["told_chart"], shown["told_rows"]) == ("", None, [])
 

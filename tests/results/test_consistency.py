@@ -341,7 +341,7 @@ def test_the_scoring_names_the_events_that_its_scores_show(found: Found) -> None
 
 
 def test_every_attack_of_the_battery_is_described_or_none() -> None:
-    """An attack without a description would seem to have no limit at the hidden size."""
+    """Without a description an attack seems to have no limit at D."""
     found = audit(0, 60)
     names = found.run.battery.attacks
     whole = catalogue([(name, registry.attacks[name]) for name in names], [], []).attacks

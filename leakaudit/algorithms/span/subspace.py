@@ -111,7 +111,7 @@ def told_by(update: Mapping[str, Tensor], anatomy: Anatomy, basis: Basis) -> dic
 
 
 def _scaled(update: Mapping[str, Tensor], anatomy: Anatomy) -> list[tuple[str, Tensor]]:
-    """Return the name and (out, D) float64 of each shared layer, at Frobenius norm 1."""
+    """Return name and (out, D) float64 of each layer, at Frobenius norm 1."""
     layers = [*anatomy.projections, *(adapter.down for adapter in anatomy.adapters)]
     found = [(one.weight, one.by_output(update[one.weight]).double()) for one in layers if one.weight in update]
     return [(name, gradient / norm) for name, gradient in found if (norm := gradient.norm()) > 0]
