@@ -169,6 +169,7 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
     return {
         "mode": redacted.mode.value,
         "banner": banner_of(redacted),
+        "handling": "invented" if results.subject.data_invented else redacted.mode.value,
         "run": results.run,
         "verdict": verdict,
         "subject": f"{results.subject.model}, {rounded(results.subject.parameters)} parameters",

@@ -619,6 +619,9 @@ def test_invented_text_is_not_called_real(mode: TextMode) -> None:
     page = render_html(redact(invented, entries, verdict, mode, allow_full=True, environ={}))
     said = INVENTED if mode is TextMode.FULL else BANNERS[mode]
     assert banner(mode, False) == BANNERS[mode] and banner(mode, True) == said
+    assert '<div class="banner full"' not in page and ('<div class="banner full"' in render_html(shown(mode))) is (
+        mode is TextMode.FULL
+    )
     assert page.count(said) == 2 and ("REAL TRAINING TEXT" in page) is False
     assert f'@top-center{{content:"{said.partition(":")[0]}"' in page
     assert ("Treat it like the training data" in render_html(shown(mode))) is (mode is TextMode.FULL)
