@@ -61,7 +61,7 @@ def rules_on_sentences(folder: Path) -> Path:
         (b"", "not readable as JSON"),
         (b'{"schema": "leakaudit.results/1.8", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
-        (b'{"schema": "leakaudit.results/1.8"}', "does not fit leakaudit.results/1.7: run: Field required"),
+        (b'{"schema": "leakaudit.results/1.8"}', "does not fit leakaudit.results/1.8: run: Field required"),
     ],
 )
 def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, message: str) -> None:
