@@ -66,7 +66,18 @@ def contradictions(results: Results) -> tuple[str, ...]:
 
     The clauses have no full stop.
     """
-    checks = (_steps, _attempts, _sent, _sequences, _summaries, _controls, _canaries, _coverage, _times)
+    checks = (
+        _steps,
+        _attempts,
+        _catalogue,
+        _sent,
+        _sequences,
+        _summaries,
+        _controls,
+        _canaries,
+        _coverage,
+        _times,
+    )
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
 
 
@@ -312,6 +323,18 @@ def _sent(results: Results) -> Iterator[str]:
         known = produced.get((attempt.step, attempt.attack))
         if known is None or attempt.model_copy(update={"defense": PRODUCED}) != known:
             yield f"step {attempt.step} was sent as produced, but {attempt.attack} says something else of the two updates"
+
+
+def _catalogue(results: Results) -> Iterator[str]:
+    """Compare the catalogue with the battery.
+
+    The gate reads from it which attacks end at the hidden size, so an attack that is not described would seem to have no such limit. Results before
+    1.3 have no catalogue.
+    """
+    described = results.catalogue.attacks
+    lacking = [name for name in results.run.battery.attacks if name not in described] if described else []
+    if lacking:
+        yield f"the catalogue does not describe the attack {lacking[0]!r} of the battery"
 
 
 # ------------------------------------------------------------------------------------------------------------- sequences
