@@ -6,6 +6,7 @@ It may import `files`.
 __all__ = [
     "artifacts",
     "as_sent",
+    "as_written",
     "binding",
     "bounds",
     "consistency",
@@ -18,6 +19,8 @@ __all__ = [
     "lengths",
     "not_audited",
     "origin",
+    "plain_attempts",
+    "plain_rows",
     "privacy",
     "recovery",
     "regime",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,23 +32,44 @@ _SETS = [{*Score.model_fields}, {*Missing.model_fields}]
 """Keys of what was measured, or is missing."""
 
 
-def usual_results(text: str) -> tuple[Results, dict[str, Any], str] | None:
-    """Return the results in a JSON text, their other data, and their digest.
+@dataclass(frozen=True)
+class Usual:
+    """Results that are as this version writes them."""
+
+    results: Results
+    data: dict[str, Any]
+    """The data of the file without `attempts`; a number without a fraction is a whole one."""
+    digest: str
+    """That of `files.digest_of`; the caller compares it, the keys of the data, and the version."""
+    sha256: str = ""
+    """Of the bytes of the file, in hex; empty if only a text was read."""
+
+
+def usual_results(text: str) -> Usual | None:
+    """Return the results in a JSON text.
 
     None if anything is unusual: the text may not be JSON, hold a key twice or a number that is not finite, lack a key or have one too many, or
-    hold a value that does not fit. The data are those of the file without `attempts`, and a number without a fraction is a whole one. The digest is
-    that of `files.digest_of`; the caller compares it, the keys of the data, and the version.
+    hold a value that does not fit.
     """
-    if ("\\u" in text and _HALF.search(text)) or long_number_in(text):
+    if unusual(text):
         return None
     try:
-        return _read(text)
+        return read_document(text, Attempts())
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
         return None  # the general reader says what is wrong
 
 
-def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
-    content, attempts = hashlib.sha256(b'{"attempts":['), _Attempts()
+def unusual(text: str) -> bool:
+    """Return whether a text may hold half a character or a too long number."""
+    return bool("\\u" in text and _HALF.search(text)) or long_number_in(text)
+
+
+def read_document(text: str, attempts: Attempts) -> Usual | None:
+    """Return the results in a JSON text; `attempts` reads its list of attempts.
+
+    Raises:
+        Exception: one of those that `usual_results` catches.
+    """
     data: dict[str, Any] = {}
     written: dict[str, str] = {}
     at = _after(text, 0, "{")
@@ -57,7 +79,7 @@ def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
         if not isinstance(key, str) or key in written:
             return None
         if key == "attempts":
-            written[key], at = "[]", attempts.read(text, at, content)
+            written[key], at = "[]", attempts.read(text, at)
         else:
             data[key], end = _scan(text, at)
             written[key], at = text[at:end], end
@@ -67,23 +89,27 @@ def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
         at = _after(text, at, ",")
     if _after(text, at, "}") != len(text) or "attempts" not in written or min(data) < "attempts":
         return None
+    content = attempts.content
     content.update(b"]," + canonical_text({key: value for key, value in data.items() if key != "digest"})[1:])
     members = ",".join(f"{json.dumps(key)}:{value}" for key, value in written.items())
     results = Results.model_validate_json(f"{{{members}}}", strict=True)
-    return results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}"
+    return Usual(results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}")
 
 
-class _Attempts:
+class Attempts:
     """The attempts of a document; equal parts of them are one object."""
 
     def __init__(self) -> None:
+        """Begin without attempts."""
         self.made: list[Attempt] = []
+        self.content = hashlib.sha256(b'{"attempts":[')
+        """Of the canonical text of the document, as far as it was read."""
         self._keys = _keys_of(Attempt(step="", attack="", defense="", seed=0, status=AttemptStatus.RAN))
         self._of_sequences = _keys_of(SequenceScore(id="", hmac="", min_tokens_bucket=""))
         self._known: dict[Measured, Measured] = {}
         self._sets: dict[frozenset[str], set[str]] = {}
 
-    def read(self, text: str, at: int, content: Any) -> int:
+    def read(self, text: str, at: int) -> int:
         """Read the list that begins at a place, and return the place after it.
 
         Raises:
@@ -97,7 +123,7 @@ class _Attempts:
             end, at = at, _space(text, at)
             more = text[at] == ","
             if len(chunk) == _CHUNK or not more:
-                content.update(b"," * bool(self.made) + canonical_text(chunk)[1:-1])
+                self.content.update(b"," * bool(self.made) + canonical_text(chunk)[1:-1])
                 self._add(chunk, text[begin:end])
                 begin, chunk = at + 1, []
             if not more:
