@@ -204,7 +204,10 @@ class Index:
         if about not in self._texts:
             found: dict[str, set[str]] = {}
             for attempt in self.attempts:
-                found.setdefault(attempt.step, set()).update(s.id for s in attempt.sequences if _counts(rule, s))
+                names = found.setdefault(attempt.step, set())
+                for sequence in attempt.sequences:
+                    if sequence.id not in names and _counts(rule, sequence):
+                        names.add(sequence.id)
             self._texts[about] = {step: len(names) for step, names in found.items()}
         return self._texts[about]
 
@@ -253,6 +256,7 @@ def gather(
     readers = (attacks if trusted is None else trusted & attacks) or attacks
     steps = {name: scope.judged(found, readers) for name, found in tried.items()}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
+    out_of_time = AttemptStatus.BUDGET_EXHAUSTED
     values = {name: scope.highest(found.attempts) for name, found in steps.items() if found.attempts}
     left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
     unjudged = {name: found.unjudged for name, found in steps.items() if found.unjudged}
@@ -261,7 +265,7 @@ def gather(
         values=values,
         worst=_worst(attempts, scope),
         attacks=tuple(name for name in scope.known if name in attacks),
-        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and not scope.settles(a) for a in made),
+        censored=len([a for a in made if a.status is out_of_time and not scope.settles(a)]),
         finished=len(made),
         lost=sum(found.lost for found in steps.values()),
         due=sum(found.due for found in steps.values()),
@@ -590,15 +594,17 @@ _DECIDED = {name: 2 << 2 * place for place, name in enumerate(EVENTS)}
 """Event -> a bit that says that a finished attempt could have shown it."""
 
 
+_ASKED = tuple((_HAPPENED[name], _DECIDED[name], event) for name, event in EVENTS.items())
+
+
 def _bits(attempt: Attempt) -> int:
     """Return what an attempt says about each event."""
     bits, finished = 0, attempt.finished
-    for name, event in EVENTS.items():
-        happened = event.happened(attempt)
-        if happened:
-            bits |= _HAPPENED[name]
-        if finished and (happened or event.decided(attempt)):
-            bits |= _DECIDED[name]
+    for had, told, event in _ASKED:
+        if event.happened(attempt):
+            bits |= had | told if finished else had
+        elif finished and event.decided(attempt):
+            bits |= told
     return bits
 
 
