@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from leakaudit.results.schema import Attempt, AttemptStatus, Measured, Missing, Results, Score, SequenceScore
+from leakaudit.results import former_keys
+from leakaudit.results.schema import Attempt, Measured, Missing, Results, Score, SequenceScore
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a surrogate pair."""
@@ -27,6 +28,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 _CHUNK = 256
 """Attempts that are held as plain data at a time. Our choice: about 2 MB."""
+
+OF_ATTEMPTS, OF_SEQUENCES = {*Attempt.model_fields}, {*SequenceScore.model_fields, *former_keys.OF_SEQUENCES}
+"""Keys that are written for an attempt and for a sequence."""
 
 _SETS = [{*Score.model_fields}, {*Missing.model_fields}]
 """Keys of what was measured, or is missing."""
@@ -104,8 +108,6 @@ class Attempts:
         self.made: list[Attempt] = []
         self.content = hashlib.sha256(b'{"attempts":[')
         """Of the canonical text of the document, as far as it was read."""
-        self._keys = _keys_of(Attempt(step="", attack="", defense="", seed=0, status=AttemptStatus.RAN))
-        self._of_sequences = _keys_of(SequenceScore(id="", hmac="", min_tokens_bucket=""))
         self._known: dict[Measured, Measured] = {}
         self._sets: dict[frozenset[str], set[str]] = {}
 
@@ -151,8 +153,8 @@ class Attempts:
             one["guess_perplexity"],
         )
         return (
-            one.keys() == self._keys
-            and all(sequence.keys() == self._of_sequences for sequence in one["sequences"])
+            one.keys() == OF_ATTEMPTS
+            and all(sequence.keys() == OF_SEQUENCES for sequence in one["sequences"])
             and all(value.keys() in _SETS for value in measured if isinstance(value, dict))
         )
 
@@ -160,11 +162,6 @@ class Attempts:
 @cache
 def _attempts() -> TypeAdapter[tuple[Attempt, ...]]:
     return TypeAdapter(tuple[Attempt, ...])
-
-
-def _keys_of(model: BaseModel) -> set[str]:
-    """Return the keys that are written for a model."""
-    return {*model.model_dump(mode="json", by_alias=True)}
 
 
 def long_number_in(text: str) -> bool:
