@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from sys import intern
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -60,7 +61,7 @@ def read_plain(written: bytes) -> tuple[list[Attempt], bytes] | None:
 
 
 def _attempts(rows: list[Any]) -> Iterator[Attempt]:
-    """Yield the models of decoded attempts.
+    """Yield the models of decoded attempts, in which equal texts are one object.
 
     Raises:
         ValueError: a key contradicts a score, or a number is also said to be missing.
@@ -70,13 +71,13 @@ def _attempts(rows: list[Any]) -> Iterator[Attempt]:
         yield _model(
             Attempt,
             {
-                "step": row.step,
-                "attack": row.attack,
-                "defense": row.defense,
+                "step": intern(row.step),
+                "attack": intern(row.attack),
+                "defense": intern(row.defense),
                 "seed": row.seed,
                 "status": row.status,
-                "reason": row.reason,
-                "stop": row.stop,
+                "reason": intern(row.reason),
+                "stop": intern(row.stop),
                 "adaptive": row.adaptive,
                 "granted": row.granted,
                 "wall_s": row.wall_s,
@@ -109,12 +110,12 @@ def _sequence(row: Any) -> SequenceScore:
     return _model(
         SequenceScore,
         {
-            "id": row.id,
+            "id": intern(row.id),
             "hmac": row.hmac,
             "scores": scores,
             "longest_run": row.longest_run,
-            "strip": row.strip,
-            "min_tokens_bucket": row.min_tokens_bucket,
+            "strip": row.strip and intern(row.strip),
+            "min_tokens_bucket": intern(row.min_tokens_bucket),
             "long_enough": row.long_enough,
             "own_score": row.own_score,
             "proved": row.proved,
