@@ -22,6 +22,9 @@ from leakaudit.results.wording import counted
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
 """What an attack says about a text, in rising order. `unknown`: the text was not recovered, and the attack cannot tell why."""
 
+_RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(REACH)}}
+"""What `SequenceScore.outcome` is -> its place in `REACH`."""
+
 _WITHOUT_RESULT = (AttemptStatus.ERROR, AttemptStatus.SKIPPED, AttemptStatus.NOT_NEEDED)
 """How attempts end that were due and say nothing. One that was not needed is not due if the rule also asks the attack that recovered the texts."""
 
@@ -694,8 +697,9 @@ def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     for attempt in attempts:
         for sequence in attempt.sequences:
             if sequence.exact is not None and _counts(rule, sequence):
-                key, rank = (attempt.step, sequence.id), REACH.index(sequence.outcome or "unknown")
-                best[key] = max(rank, best.get(key, 0))
+                key, rank = (attempt.step, sequence.id), _RANKS[sequence.outcome]
+                if rank >= best.get(key, 0):
+                    best[key] = rank
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 
