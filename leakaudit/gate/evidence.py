@@ -183,7 +183,7 @@ class Index:
         return {attack for attack, bits in kinds if bits & asked}
 
     def showing(self, rule: Rule, attempts: Iterable[Attempt]) -> frozenset[int]:
-        """Return the identities of the attempts that could have shown what a rule asks for."""
+        """Return the identities of the attempts that could show what a rule asks for."""
         if rule.event is None:
             return frozenset(id(a) for a in attempts if _has_score(rule, a))
         shown, asked = self._shown, _DECIDED[rule.event]
@@ -411,7 +411,7 @@ class _Asked:
 
     @cached_property
     def scores(self) -> dict[int, float]:
-        """Identity of each of the `attempts` with a score of the rule's metric -> the score."""
+        """Identity of each of the `attempts` with a score -> its score of the metric."""
         metric = self.rule.metric or ""
         asked = ((a, a.scores.get(metric)) for a in self.attempts)
         return {id(a): score.value for a, score in asked if isinstance(score, Score)}

@@ -1,6 +1,6 @@
-"""A reader of results whose layout is that of this version, in a file that is never held as a whole.
+"""A reader of results in the layout of this version, one block at a time.
 
-`audit/publish.py` writes one value a line, so the list of attempts begins and ends with known lines, and a line break is in no JSON text. This
+The file is never held as a whole. `audit/publish.py` writes one value a line, so the list of attempts begins and ends with known lines, and a line break is in no JSON text. This
 reader accepts a document or says nothing about it, as `usual.py` does, whose rules it uses.
 """
 

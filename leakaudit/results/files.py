@@ -85,9 +85,9 @@ def usual_from(raw: bytes) -> Results | None:
 
 
 def _as_written(path: Path) -> tuple[Results, str] | None:
-    """Return the results in a file with the layout of this version, and the file's SHA-256 in hex.
+    """Return the results in a file with the layout of this version.
 
-    None for all others, and if the file cannot be read.
+    With them comes the file's SHA-256 in hex. None for all others, and if the file cannot be read.
     """
     try:
         with open_regular(path) as file:

@@ -1,6 +1,6 @@
-"""A fast reader of attempts, if msgspec is installed (`pip install leakaudit[fast]`).
+"""A fast reader of attempts, if msgspec is installed.
 
-It takes attempts whose text is plain: ASCII without a backslash, numbers of a usual size, and exactly the keys that this version writes. What it
+`pip install "leakaudit[fast]"` installs it. The reader takes attempts whose text is plain: ASCII without a backslash, numbers of a usual size, and exactly the keys that this version writes. What it
 does not take is left to the reader in `usual.py`, so it refuses nothing. `tests/results/test_plain_attempts.py` compares the two.
 """
 
@@ -153,7 +153,10 @@ _OF_ATTEMPTS, _OF_SEQUENCES, _OF_SCORES = ({*model.model_fields} for model in (A
 
 
 def _model(kind: type[_Model], values: dict[str, Any], names: set[str]) -> _Model:
-    """Return a model of checked values, as `model_construct` makes it in ten times the time."""
+    """Return a model of checked values.
+
+    `model_construct` makes the same one in ten times the time.
+    """
     made = kind.__new__(kind)
     _set(made, "__dict__", values)
     _set(made, "__pydantic_fields_set__", names)

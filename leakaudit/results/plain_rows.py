@@ -1,6 +1,6 @@
-"""The attempts of results.json as msgspec decodes them; only `plain_attempts` uses them.
+"""The attempts of results.json as msgspec decodes them.
 
-The limits are those of `schema.py`, and closer: a number has no exponent, and a whole one at most 15 digits. So what is decoded here fits the schema.
+Only `plain_attempts` uses them. The limits are those of `schema.py`, and closer: a number has no exponent, and a whole one at most 15 digits. So what is decoded here fits the schema.
 Every key is required, another one is refused, and the names are those of the file.
 """
 

@@ -62,7 +62,7 @@ _ASKED_BY_A_USER = ("COLUMNS", "FORCE_COLOR", "PYDANTIC_DISABLE_PLUGINS", "TTY_C
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """Return the exit code, what pydantic is told, the built models of the verdict, and the modules."""
+    """Return exit code, what pydantic is told, built models and modules."""
     folder = tmp_path_factory.mktemp("start")
     (folder / "results.json").write_text(json.dumps(to_json(audit(0, 60))), encoding="utf-8")
     done = subprocess.run(

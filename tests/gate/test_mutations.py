@@ -78,7 +78,10 @@ def written(case: str) -> Data:
 
 
 def resealed(data: Any, indent: int | None = None) -> str:
-    """Return the text of edited results whose digest fits again; `results.json` has the indent 1."""
+    """Return the text of edited results whose digest fits again.
+
+    `results.json` has the indent 1.
+    """
     if isinstance(data, dict) and "digest" in data:
         data["digest"] = digest_of(data)
     return json.dumps(data, indent=indent)
