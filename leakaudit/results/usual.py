@@ -108,7 +108,7 @@ class Attempts:
         self.made: list[Attempt] = []
         self.content = hashlib.sha256(b'{"attempts":[')
         """Of the canonical text of the document, as far as it was read."""
-        self._known: dict[Measured, Measured] = {}
+        self._known: dict[tuple[float, int] | tuple[str], Measured] = {}
         self._sets: dict[frozenset[str], set[str]] = {}
 
     def read(self, text: str, at: int) -> int:
@@ -138,7 +138,10 @@ class Attempts:
             raise ValueError("an attempt has other keys than this version writes")
         for attempt in _attempts().validate_json(f"[{written}]", strict=True):
             for name, found in attempt.scores.items():
-                attempt.scores[name] = self._known.setdefault(found, found)
+                key = (
+                    (found.value, found.n) if isinstance(found, Score) else (found.missing,)
+                )  # a model takes long to hash
+                attempt.scores[name] = self._known.setdefault(key, found)
             for model in (attempt, *attempt.sequences):
                 fields = model.model_fields_set
                 object.__setattr__(model, "__pydantic_fields_set__", self._sets.setdefault(frozenset(fields), fields))
