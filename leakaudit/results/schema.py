@@ -307,6 +307,10 @@ class SequenceScore(ResultsModel):
         return "search gave up" if in_reach else "out of reach"
 
 
+_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+"""How an attack ended that ran. The attribute of an enum takes longer to read, and every rule asks every attempt."""
+
+
 class Attempt(ResultsModel):
     """One attack on one step under one defence."""
 
@@ -360,7 +364,7 @@ class Attempt(ResultsModel):
     @property
     def finished(self) -> bool:
         """Whether the attack ran, even if out of time; only then are there numbers."""
-        return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+        return self.status in _FINISHED
 
     @property
     def leaked(self) -> bool:
