@@ -101,7 +101,7 @@ class Simulation:
     secrets: str | None = _option(
         None,
         "Puts a record with a secret into every step and bounds epsilon by those recovered: a text such as 'patient number {digits:6}'; "
-        "{one_of:FILE} is a line of a file.",
+        "{one_of:FILE} is a line of a file; default: no secret.",
     )
 
     def __post_init__(self) -> None:

@@ -86,6 +86,7 @@ def _attempts(rows: list[Any]) -> Iterator[Attempt]:
                 "sequences": tuple([_sequence(one) for one in row.sequences]),
                 "scores": {name: _measured(one, known) for name, one in row.scores.items()},
                 "facts": row.facts,
+                "told_by": row.told_by,
                 "guess_perplexity": _perplexity(row.guess_perplexity),
                 "reachable_tokens": _or_none(row.reachable_tokens, known),
                 "reachable_sequences": _or_none(row.reachable_sequences, known),

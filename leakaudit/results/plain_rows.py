@@ -99,6 +99,7 @@ class AttemptRow(Struct, forbid_unknown_fields=True, gc=False):
     sequences: tuple[SequenceRow, ...]
     scores: dict[str, MeasuredRow]
     facts: dict[str, Number]
+    told_by: dict[str, Share]
     guess_perplexity: Amount | MissingRow | None
     reachable_tokens: MeasuredRow | None
     reachable_sequences: MeasuredRow | None

@@ -555,6 +555,7 @@ class Canary(ResultsModel):
     defense: str
     """Label of the defence in the battery; `none` for what the run itself ships."""
     attack: str
+    """Label of the attack in the battery."""
     k: Count
     """Steps in which one of the attack's guesses was the secret."""
     n: Annotated[int, Field(ge=1)]
@@ -564,6 +565,7 @@ class Canary(ResultsModel):
     guesses: Count
     """L: largest number of guesses of one step. By chance a secret is recovered with probability L / M."""
     delta: Amount
+    """The delta for which the bound holds."""
     confidence: Fraction
     """With which the bounds of all attacks under this defence hold together."""
     attacks: Annotated[int, Field(ge=1)] = 1
