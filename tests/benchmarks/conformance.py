@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from scipy import stats
 from torch import nn
 
-from leakaudit.audit.conformance.judge import judge
+from leakaudit.audit.conformance.assumptions import composition
+from leakaudit.audit.conformance.judge import LEVEL, judge
 from leakaudit.audit.conformance.measure import Measurement, measure
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.step import ClientStep
 from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.schema import Privacy
 from tests.support import private_training as private
+from tests.support import tiny
 
 Mistake = Callable[[Any, nn.Module], None]
 
@@ -70,15 +78,80 @@ def _lines(found: tuple[ConformanceCheck, ...], *, every: bool) -> Iterator[str]
             yield f"    {one.about}: {one.outcome}: {one.sentence}"
 
 
+TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
+"""Four short texts of the tiny tokenizer."""
+
+
+def noisy_steps(
+    count: int, *, processes: int = 1, factor: float = 1.0, seed: int = 0, same: bool = False
+) -> list[Measurement]:
+    """Return measured steps of a client that adds declared Gaussian noise.
+
+    Args:
+        count: number of steps.
+        processes: over which the update is a mean.
+        factor: of the noise.
+        seed: of the noise.
+        same: whether all steps have the same noise.
+    """
+    client = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TEXTS, [0, 1, 1, 0])
+    knobs: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 0.05, "processes": processes}
+    declared = DeclaredDefense(name="dp-sgd", parameters=knobs)
+    facts = client.facts.model_copy(update={"defenses": (declared,)})
+    recipe = client.recipe.model_copy(update={"processes": processes})
+    step = ClientStep(client.model, client.truth, recipe, facts)
+    plugin = declared.known()
+    clean = plugin.expected(step, step.update(), {}, 0.0)
+    found = []
+    for number in range(count):
+        rng = torch.Generator().manual_seed(seed if same else seed * 1_000 + number)
+        level = factor * plugin.added_noise(step, clean)
+        sent = {name: value + level * torch.randn(value.shape, generator=rng) for name, value in clean.items()}
+        one = measure(f"st-{number:06d}", step, sent)
+        assert one is not None
+        found.append(one)
+    return found
+
+
+def level(audits: int) -> Iterator[str]:
+    """Yield how many audits of a correct mechanism are contradicted; three steps each, noise drawn anew."""
+    wrong: Counter[str] = Counter()
+    accused = 0
+    for number in range(audits):
+        found = judge(noisy_steps(3, seed=number))
+        bad = [one.about for one in found if one.outcome == "contradicted"]
+        wrong.update(bad)
+        accused += bool(bad)
+    limit = int(stats.binom.isf(0.05, audits, LEVEL))
+    yield f"{accused} of {audits} audits contradicted, {dict(wrong)}; stated: at most {LEVEL:.0%} of all, so up to {limit} in 95 of 100 cases"
+
+
+def messages() -> Iterator[str]:
+    """Yield the least epsilon of one message under the classical formula.
+
+    It is the formula of Flower's `LocalDpMod` (flwr 1.42, common/differential_privacy.py): sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon.
+    """
+    delta = 1e-5
+    for epsilon in (0.5, 1.0, 2.0, 5.0, 8.0, 10.0, 20.0, 50.0):
+        multiplier = (2 * math.log(1.25 / delta)) ** 0.5 / epsilon
+        told = Privacy(epsilon=epsilon, delta=delta, covers="message", accountant="flower localdp, per message")
+        (found,) = composition([told], None, None, multiplier)
+        yield f"| {epsilon:g} | {multiplier:.3f} | {found.observed:.2f} | {found.outcome} |"
+
+
 def main() -> None:
     """Print what is said of each training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("mistakes", "correct"))
+    parser.add_argument("what", choices=("mistakes", "correct", "level", "messages"))
     parser.add_argument("--only", default="")
     parser.add_argument("--all", action="store_true", help="print every check")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--audits", type=int, default=200)
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.what in ("level", "messages"):
+        print("\n".join(level(given.audits) if given.what == "level" else messages()))
+        return
     if given.what == "mistakes":
         for name, (mistake, options) in MISTAKES.items():
             if given.only in name:

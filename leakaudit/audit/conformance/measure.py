@@ -105,6 +105,7 @@ def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Updat
             processes=step.recipe.processes,
             bound=next((p.clipping_bound for p in plugins if p.clipping_bound), None),
             noise_multiplier=next((p.gaussian_multiplier for p in plugins if p.gaussian_multiplier is not None), None),
+            message_multiplier=next((p.message_multiplier for p in plugins if p.message_multiplier is not None), None),
             parameters=tuple(
                 noise_of(name, residual, expected[name], sigma[name], error[name], products[name])
                 for name, residual in found.items()
