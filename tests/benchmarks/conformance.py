@@ -8,17 +8,22 @@ python -m tests.benchmarks.conformance level --audits 200
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
+import resource
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from leakaudit.audit.conformance.assumptions import composition
 from leakaudit.audit.conformance.judge import LEVEL, judge
@@ -82,6 +87,15 @@ TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
 """Four short texts of the tiny tokenizer."""
 
 
+def _private_step(client: ClientStep, knobs: dict[str, Any]) -> tuple[ClientStep, Mapping[str, Tensor], float]:
+    """Return a step that declares DP-SGD, its update without noise, and the level of the noise."""
+    declared = DeclaredDefense(name="dp-sgd", parameters={"noise_multiplier": 1.0, "max_grad_norm": 1.0, **knobs})
+    step = replace(client, facts=client.facts.model_copy(update={"defenses": (declared,)}))
+    plugin = declared.known()
+    clean = plugin.expected(step, step.update(), {}, 0.0)
+    return step, clean, plugin.added_noise(step, clean)
+
+
 def noisy_steps(
     count: int, *, processes: int = 1, factor: float = 1.0, seed: int = 0, same: bool = False
 ) -> list[Measurement]:
@@ -95,17 +109,13 @@ def noisy_steps(
         same: whether all steps have the same noise.
     """
     client = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TEXTS, [0, 1, 1, 0])
-    knobs: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 0.05, "processes": processes}
-    declared = DeclaredDefense(name="dp-sgd", parameters=knobs)
-    facts = client.facts.model_copy(update={"defenses": (declared,)})
     recipe = client.recipe.model_copy(update={"processes": processes})
-    step = ClientStep(client.model, client.truth, recipe, facts)
-    plugin = declared.known()
-    clean = plugin.expected(step, step.update(), {}, 0.0)
+    knobs = {"max_grad_norm": private.BOUND, "processes": processes}
+    step, clean, sigma = _private_step(replace(client, recipe=recipe), knobs)
     found = []
     for number in range(count):
         rng = torch.Generator().manual_seed(seed if same else seed * 1_000 + number)
-        level = factor * plugin.added_noise(step, clean)
+        level = factor * sigma
         sent = {name: value + level * torch.randn(value.shape, generator=rng) for name, value in clean.items()}
         one = measure(f"st-{number:06d}", step, sent)
         assert one is not None
@@ -139,17 +149,40 @@ def messages() -> Iterator[str]:
         yield f"| {epsilon:g} | {multiplier:.3f} | {found.observed:.2f} | {found.outcome} |"
 
 
+def cost(model: str, data: Path, sizes: tuple[int, ...] = (4, 8, 16)) -> Iterator[str]:
+    """Yield the processor seconds and the memory of one measured step of a classifier, best of three."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    torch.manual_seed(0)
+    made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    lines = data.read_text(encoding="utf-8").splitlines()[: max(sizes)]
+    rows = [json.loads(line) for line in lines]
+    yield f"{sum(p.numel() for p in made.parameters()):,} parameters, {torch.get_num_threads()} thread"
+    for size in sizes:
+        texts, labels = [row["text"] for row in rows[:size]], [row["label"] for row in rows[:size]]
+        step, clean, level = _private_step(tiny.client_step(made, tokenizer, texts, labels), {})
+        sent = {name: value + level * torch.randn_like(value) for name, value in clean.items()}
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            measure("st-000000", step, sent)
+            seconds.append(time.process_time() - start)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        yield f"| {size} | {min(seconds):.1f} | {peak:,.0f} |"
+
+
 def main() -> None:
     """Print what is said of each training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("mistakes", "correct", "level", "messages"))
+    parser.add_argument("what", choices=("mistakes", "correct", "level", "messages", "cost"))
     parser.add_argument("--only", default="")
     parser.add_argument("--all", action="store_true", help="print every check")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--audits", type=int, default=200)
+    parser.add_argument("--model", help="folder of a classifier's model")
+    parser.add_argument("--data", type=Path, help="JSONL of texts and labels")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    if given.what in ("level", "messages"):
+    if given.what in ("level", "messages", "cost"):
         print("\n".join(level(given.audits) if given.what == "level" else messages()))
         return
     if given.what == "mistakes":
