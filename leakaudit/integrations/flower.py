@@ -16,6 +16,7 @@ and so what the mods between them change. As the last of the list it sees what t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -32,6 +33,7 @@ from torch import Tensor
 from leakaudit.callbacks.torch_loop import Watch
 from leakaudit.capture.notify import notify
 from leakaudit.capture.rounds.registry import audit_in, open_round
+from leakaudit.config.audit import PluginSpec
 from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.errors import LeakAuditError, SnapshotError, type_and_place
 
@@ -44,8 +46,8 @@ class _Handled:
     context: Context
     audits: ExitStack
     """Ends the audits of the loops that began in it."""
-    privacy: Mapping[str, Any] = field(default_factory=dict)
-    """The `privacy` of the audit's configuration, where a later mod states an epsilon."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """The `privacy` and the `shipped_defense` of the audit's configuration, where a later mod states an epsilon."""
 
 
 _handled: ContextVar[_Handled | None] = ContextVar("_handled", default=None)
@@ -75,11 +77,14 @@ def watch_round(model: Any, optimizer: Any, *, config: Mapping[str, Any] | None 
     return audit
 
 
-def claim_of_mods(call_next: ClientAppCallable) -> dict[str, Any]:
-    """Return the epsilon that a later mod states of each message, as a claim.
+def stated_by_mods(call_next: ClientAppCallable) -> dict[str, Any]:
+    """Return the keys of an audit's configuration that a later mod states.
 
-    Flower's `LocalDpMod` states one. Flower makes each link of the chain as a closure over the mod and the rest of the chain. Two mods that
-    state one, or numbers that no guarantee has, give no claim.
+    Flower's `LocalDpMod` states an epsilon of each message, and its settings say how it clips and how much noise it adds. Flower makes each link
+    of the chain as a closure over the mod and the rest of the chain. Two mods that state one, or numbers that no guarantee has, give nothing.
+
+    Returns:
+        `privacy` and `shipped_defense`; empty without such a mod.
     """
     try:
         found = [mod for mod in _mods_in(call_next) if all(hasattr(mod, knob) for knob in _KNOBS)]
@@ -87,7 +92,14 @@ def claim_of_mods(call_next: ClientAppCallable) -> dict[str, Any]:
             return {}
         numbers = {knob: getattr(found[0], knob) for knob in ("epsilon", "delta")}
         claim = {**numbers, "accountant": "flower localdp, per message", "covers": "message"}
-        return PrivacyConfig.model_validate(claim).model_dump(mode="json", exclude_unset=True)
+        known = PrivacyConfig.model_validate(claim)
+        epsilon, delta = float(numbers["epsilon"]), float(numbers["delta"])
+        # sensitivity and formula of `LocalDpMod` (flwr 1.41, clientapp/mod/localdp_mod.py)
+        sigma = float(found[0].sensitivity) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        options = {"bound": float(found[0].clipping_norm), "sigma": sigma}
+        PluginSpec(name="clip-noise", options=options)
+        stated = known.model_dump(mode="json", exclude_unset=True)
+        return {"privacy": stated, "shipped_defense": {"name": "clip-noise", "options": options}}
     except Exception:  # code of other mods; a client never fails for want of a claim
         return {}
 
@@ -131,7 +143,7 @@ class LeakAuditMod:
             more: further keys of the configuration, such as `rounds` or `attacks`.
         """
         handled = _handled.get()
-        stated = {"privacy": handled.privacy} if handled is not None and handled.privacy else {}
+        stated = {} if handled is None else handled.stated
         return {"unit": "round", "out_dir": str(self.folder(context)), **stated, **more}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -139,7 +151,7 @@ class LeakAuditMod:
         if _handled.get() is not None:
             return call_next(message, context)
         with ExitStack() as audits:
-            token = _handled.set(_Handled(self, context, audits, claim_of_mods(call_next)))
+            token = _handled.set(_Handled(self, context, audits, stated_by_mods(call_next)))
             try:
                 reply = call_next(message, context)
             finally:

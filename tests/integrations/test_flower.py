@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,25 @@ def test_the_epsilon_of_a_later_mod_is_a_claim_for_each_message(tmp_path: Path) 
     assert claimed(tmp_path, changed_by(dict), stated) == claim
     for others in ((), (stated, stated), (LocalDpMod(1.0, 1.0, 2.0, 1.5),)):
         assert claimed(tmp_path, *others) is None
+
+
+def test_the_settings_of_a_later_mod_are_its_mechanism() -> None:
+    """Wrong: noise of `LocalDpMod` that is undeclared, or a bound that is its sensitivity."""
+    from flwr.clientapp.mod import LocalDpMod
+
+    from leakaudit.integrations import flower
+
+    def chain(mod: object) -> Any:
+        def wrapped(message: Any, context: Any) -> Any:
+            return mod(message, context)  # type: ignore[operator]
+
+        return wrapped
+
+    stated = flower.stated_by_mods(chain(LocalDpMod(clipping_norm=2.0, sensitivity=0.5, epsilon=2.0, delta=1e-5)))
+    options = stated["shipped_defense"]["options"]
+    assert stated["shipped_defense"]["name"] == "clip-noise" and options["bound"] == 2.0
+    assert options["sigma"] == pytest.approx(0.5 * math.sqrt(2 * math.log(1.25e5)) / 2.0)
+    assert flower.stated_by_mods(chain(object())) == {}
 
 
 def test_what_other_mods_make_of_the_weights_is_what_is_sent(tmp_path: Path) -> None:
