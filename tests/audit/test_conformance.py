@@ -19,11 +19,19 @@ from leakaudit.errors import SnapshotError
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.schema import Privacy
 from tests.support import tiny
-from tests.support.pair import pair
 
 pytest.importorskip("opacus")
 
-from tests.benchmarks.conformance import CORRECT, MISTAKES, TEXTS, checks, noisy_steps
+from tests.benchmarks.conformance import (
+    CORRECT,
+    MISTAKES,
+    OF_RUNS,
+    TEXTS,
+    checks,
+    checks_of_run,
+    checks_of_two,
+    noisy_steps,
+)
 
 SAID = {
     "no noise on one layer": ("noise", "No noise is on bert.encoder.layer.1.output.dense.weight."),
@@ -183,21 +191,33 @@ def test_without_an_epsilon_nothing_is_composed() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ two processes
-def of_two(name: str) -> tuple[ConformanceCheck, ...]:
-    """Return what is said of a training of two processes."""
-    kept = pair("tests.support.two_private_processes").kept(name)
-    found = [measure(f"st-{n:06d}", ClientStep.of(s), s.observation.update) for n, s in sorted(kept.items())]
-    return judge([one for one in found if one is not None])
-
-
 def test_two_processes_with_opacus_are_not_accused() -> None:
     """Wrong: a mean over processes taken for the sum of one."""
-    found = of_two("correct")
+    found = checks_of_two("correct")
     assert not contradicted(found)
     assert any(one.about == "noise" and one.outcome == "not contradicted" for one in found)
 
 
 def test_two_processes_that_draw_from_one_seed_are_named() -> None:
     """Wrong: noise of sqrt(2) without the cause."""
-    found = contradicted(of_two("same seed"))
+    found = contradicted(checks_of_two("same seed"))
     assert "2 processes draw the same numbers" in found["noise"]
+
+
+def test_two_processes_that_each_add_half_of_the_noise_are_named() -> None:
+    """Two halves give 1 / sqrt(2) of the noise. Wrong: no cause."""
+    assert "each process adds 1/2 of the noise" in contradicted(checks_of_two("half"))["noise"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "about", "words"),
+    [
+        ("shuffled batches under a Poisson accountant", "sampling", "the batches are shuffled"),
+        ("epsilon for fewer steps than were taken", "composition", "for 2 steps, and the run took 4"),
+    ],
+)
+def test_a_mistake_in_what_is_stated_is_named(name: str, about: str, words: str) -> None:
+    """By the audit of the run. Wrong: only an epsilon that is repeated."""
+    found = contradicted(checks_of_run(**OF_RUNS[name]))
+    assert set(found) == {about} and words in found[about]

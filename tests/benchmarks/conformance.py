@@ -17,10 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from click.testing import CliRunner
 from scipy import stats
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -28,12 +30,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from leakaudit.audit.conformance.assumptions import composition
 from leakaudit.audit.conformance.judge import LEVEL, judge
 from leakaudit.audit.conformance.measure import Measurement, measure
+from leakaudit.cli import main as main_command
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.step import ClientStep
 from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.files import load_results
 from leakaudit.results.schema import Privacy
 from tests.support import private_training as private
 from tests.support import tiny
+from tests.support.pair import pair
 
 Mistake = Callable[[Any, nn.Module], None]
 
@@ -50,6 +55,20 @@ MISTAKES: dict[str, tuple[Mistake, dict[str, Any]]] = {
     "noise on each example, averaged": (private.noise_times(8**-0.5), {}),
 }
 """Name -> mistake and arguments of the training, for mistakes that single steps show."""
+
+OF_RUNS: dict[str, dict[str, Any]] = {
+    "shuffled batches under a Poisson accountant": {"steps": 8},
+    "epsilon for fewer steps than were taken": {
+        "poisson": True,
+        "config": {
+            "privacy": {"epsilon": 3.5, "delta": 1e-5, "accountant": "by hand", "sampling": "poisson", "steps": 2}
+        },
+    },
+}
+"""Name -> arguments of the training, for mistakes that an audit finds in what is stated on its run."""
+
+OF_TWO = {"one seed for two processes": "same seed", "half of the noise on each of two processes": "half"}
+"""Name -> training of `tests.support.two_private_processes`."""
 
 CORRECT: dict[str, dict[str, Any]] = {
     "flat": {},
@@ -77,10 +96,28 @@ def checks(mistake: Mistake | None = None, **options: Any) -> tuple[ConformanceC
         return judge(measured(Path(folder) / "run", mistake, **options))
 
 
+def checks_of_run(**options: Any) -> tuple[ConformanceCheck, ...]:
+    """Train, audit the run as its owner does, and return what the results say."""
+    with tempfile.TemporaryDirectory() as folder:
+        private.watched(Path(folder) / "run", **options)
+        audit = Path(folder) / "run" / "audit"
+        done = CliRunner().invoke(main_command, ["worker", str(audit / "spool")])
+        assert done.exit_code == 0, done.output
+        found = load_results(audit).conformance
+    return () if found is None else found.checks
+
+
+def checks_of_two(name: str) -> tuple[ConformanceCheck, ...]:
+    """Return what is said of a training of two processes."""
+    kept = pair("tests.support.two_private_processes").kept(name)
+    found = [measure(f"st-{n:06d}", ClientStep.of(s), s.observation.update) for n, s in sorted(kept.items())]
+    return judge([one for one in found if one is not None])
+
+
 def _lines(found: tuple[ConformanceCheck, ...], *, every: bool) -> Iterator[str]:
     for one in found:
         if every or one.outcome == "contradicted":
-            yield f"    {one.about}: {one.outcome}: {one.sentence}"
+            yield f"  - {one.about}: {one.outcome}: {one.sentence}"
 
 
 TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
@@ -185,20 +222,32 @@ def main() -> None:
     if given.what in ("level", "messages", "cost"):
         print("\n".join(level(given.audits) if given.what == "level" else messages()))
         return
-    if given.what == "mistakes":
-        for name, (mistake, options) in MISTAKES.items():
-            if given.only in name:
-                print(name, flush=True)
-                print("\n".join(_lines(checks(mistake, **options), every=given.all)), flush=True)
-        return
+    for line in (_of_mistakes if given.what == "mistakes" else _of_correct)(given):
+        print(line, flush=True)
+
+
+def _of_mistakes(given: argparse.Namespace) -> Iterator[str]:
+    known: dict[str, Callable[[], tuple[ConformanceCheck, ...]]] = {
+        **{name: partial(checks, mistake, **options) for name, (mistake, options) in MISTAKES.items()},
+        **{name: partial(checks_of_run, **options) for name, options in OF_RUNS.items()},
+        **{name: partial(checks_of_two, training) for name, training in OF_TWO.items()},
+    }
+    for name, said in known.items():
+        if given.only in name:
+            yield f"- {name}"
+            yield from _lines(said(), every=given.all)
+
+
+def _of_correct(given: argparse.Namespace) -> Iterator[str]:
     accused = runs = 0
     for name, options in CORRECT.items():
         for seed in range(given.seeds):
             found = checks(seed=seed, **options)
             runs, accused = runs + 1, accused + any(one.outcome == "contradicted" for one in found)
-            print(f"{name}, seed {seed}", flush=True)
-            print("\n".join(_lines(found, every=given.all)), flush=True)
-    print(f"{accused} of {runs} correct runs contradicted")
+            yield f"- {name}, seed {seed}: {sum(one.outcome == 'not contradicted' for one in found)} checks not contradicted"
+            yield from _lines(found, every=given.all)
+    yield ""
+    yield f"{accused} of {runs} correct runs contradicted"
 
 
 if __name__ == "__main__":

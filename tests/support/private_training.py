@@ -179,6 +179,7 @@ def watched(
     seed: int = 0,
     rows: int = 32,
     model: nn.Module | None = None,
+    config: dict[str, Any] | None = None,
 ) -> Any:
     """Train with Opacus and return the audit, whose snapshots wait in the spool.
 
@@ -196,6 +197,7 @@ def watched(
         seed: of batches and noise.
         rows: number of examples.
         model: a BERT classifier; None makes a tiny one.
+        config: further keys of the audit's configuration.
     """
     from opacus import PrivacyEngine
     from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -220,7 +222,9 @@ def watched(
         module, optimizer, *criterion, loader = found
         if mistake is not None:
             mistake(optimizer, made)
-        audit = watch(module, optimizer, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50))
+        audit = watch(
+            module, optimizer, tokenizer=tokenizer, config=audit_config(folder, max_snapshots=50, **(config or {}))
+        )
         with without_side_process(), audit:
             done = 0
             while done < steps:

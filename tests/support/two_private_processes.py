@@ -2,8 +2,8 @@
 
     python -m tests.support.two_private_processes FOLDER
 
-The folders `correct` and `same seed` of FOLDER hold what was kept. In the second training every process adds its share of the noise, and both
-shares come from the same seed.
+The folders `correct`, `same seed` and `half` of FOLDER hold what was kept. In the second training every process adds 1 / sqrt(2) of the noise, and
+both draw it from the same seed. In the third every process adds half of the noise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ SIZE = 4
 """Examples of a step on each process."""
 
 
-def train(folder: Path, *, shared_seed: bool) -> None:
+def train(folder: Path, share: float | None = None, seeds: tuple[int, int] = (0, 0)) -> None:
     """Train with one private optimizer on each process.
 
     Args:
         folder: of the audit.
-        shared_seed: whether each process adds 1 / sqrt(2) of the noise, drawn from the same seed.
+        share: of the noise that each process adds; None leaves it to Opacus, which adds all of it on the first one.
+        seeds: of these shares.
     """
     from opacus import PrivacyEngine
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
@@ -54,9 +55,9 @@ def train(folder: Path, *, shared_seed: bool) -> None:
             max_grad_norm=BOUND, poisson_sampling=False,
         )  # fmt: skip
         optimizer.expected_batch_size = SIZE
-        if shared_seed:
-            generator = torch.Generator().manual_seed(5)
-            optimizer.add_noise = lambda: _shared_noise(optimizer, generator)
+        if share is not None:
+            generator = torch.Generator().manual_seed(seeds[rank])
+            optimizer.add_noise = lambda: _add_share(optimizer, generator, share)
         watched = watch(module, optimizer, tokenizer=tokenizer, config=audit_config(folder), observe="update")
         with without_side_process(), watched:
             for batch in loader:
@@ -65,19 +66,20 @@ def train(folder: Path, *, shared_seed: bool) -> None:
                 optimizer.step()
 
 
-def _shared_noise(optimizer: Any, generator: torch.Generator) -> None:
-    """Add 1 / sqrt(2) of the noise on this process, from a seed that both have."""
-    std = optimizer.noise_multiplier * optimizer.max_grad_norm / 2**0.5
+def _add_share(optimizer: Any, generator: torch.Generator, share: float) -> None:
+    """Add a share of the noise on this process."""
+    std = optimizer.noise_multiplier * optimizer.max_grad_norm * share
     for p in optimizer.params:
         p.grad = (p.summed_grad + std * torch.randn(p.shape, generator=generator)).view_as(p)
 
 
 def main() -> None:
-    """Train twice."""
+    """Train three times."""
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    train(folder / "correct", shared_seed=False)
-    train(folder / "same seed", shared_seed=True)
+    train(folder / "correct")
+    train(folder / "same seed", 2**-0.5, (5, 5))
+    train(folder / "half", 0.5, (5, 6))
     torch.save({}, folder / f"updates-{dist.get_rank()}.pt")
     dist.destroy_process_group()
 
