@@ -76,7 +76,7 @@ class ExampleClipping:
 
 
 def clipping_factor(bound: float, norm: Tensor) -> float:
-    """Return the factor that shortens a vector of a norm to a bound; 1 for a shorter one."""
+    """Return the factor that shortens a vector to a bound, at most 1."""
     return float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
 
 

@@ -21,6 +21,7 @@ from leakaudit.reports.outputs.model_card import LIMITS
 from leakaudit.reports.redaction import redact
 from leakaudit.reports.wording import date_and_time, meaning, rule_bounds, rule_seen
 from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.conformance import in_words
 from leakaudit.results.recovery import join
 from leakaudit.results.schema import Results, TextMode
 from leakaudit.results.wording import counted
@@ -156,7 +157,7 @@ def _rows(results: Results, verdict: Verdict) -> Iterable[Row]:
     yield Row(
         "NIST SP 800-226, evaluation of differential privacy guarantees",
         f"the update with its declared defence ({_declared(results)}), {_adaptive(results)}",
-        "; ".join([_result(shipped), *map(_claimed, claims)]),
+        "; ".join([_result(shipped), *map(_claimed, claims), *_measured(results)]),
         "the accounting of epsilon and delta, the unit of privacy, and attacks that are not named here; an attack can contradict a guarantee, never show it",
     )
     yield Row(
@@ -271,3 +272,8 @@ def _adaptive(results: Results) -> str:
     return (
         "by attacks of which some do not know it" if any(a.adaptive for a in made) else "by attacks that do not know it"
     )
+
+
+def _measured(results: Results) -> list[str]:
+    """Return what the updates show of the accountant's assumptions."""
+    return [] if results.conformance is None else [in_words(results.conformance).rstrip(".")]

@@ -178,7 +178,10 @@ def test_an_accountant_with_more_noise_than_the_run_is_contradicted() -> None:
 
 @pytest.mark.parametrize(("epsilon", "outcome"), [(5.0, "not contradicted"), (20.0, "contradicted")])
 def test_the_classical_formula_of_a_message_is_compared_with_its_noise(epsilon: float, outcome: str) -> None:
-    """Flower's `LocalDpMod` uses it for every epsilon; it is proven below 1 only. Wrong: epsilon 20 for noise that has 25."""
+    """Wrong: epsilon 20 for noise that cannot have less than 25.
+
+    Flower's `LocalDpMod` uses the formula for every epsilon; it is proven below 1 only.
+    """
     multiplier = (2 * math.log(1.25 / 1e-5)) ** 0.5 / epsilon
     (found,) = composition([stated(epsilon=epsilon, covers="message", steps=None)], 100, None, multiplier)
     assert found.outcome == outcome and "one message" in found.sentence

@@ -125,7 +125,7 @@ TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
 
 
 def _private_step(client: ClientStep, knobs: dict[str, Any]) -> tuple[ClientStep, Mapping[str, Tensor], float]:
-    """Return a step that declares DP-SGD, its update without noise, and the level of the noise."""
+    """Return a step that declares DP-SGD, its clean update and its noise level."""
     declared = DeclaredDefense(name="dp-sgd", parameters={"noise_multiplier": 1.0, "max_grad_norm": 1.0, **knobs})
     step = replace(client, facts=client.facts.model_copy(update={"defenses": (declared,)}))
     plugin = declared.known()
@@ -161,7 +161,10 @@ def noisy_steps(
 
 
 def level(audits: int) -> Iterator[str]:
-    """Yield how many audits of a correct mechanism are contradicted; three steps each, noise drawn anew."""
+    """Yield how many audits of a correct mechanism are contradicted.
+
+    Each has three steps whose noise is drawn anew.
+    """
     wrong: Counter[str] = Counter()
     accused = 0
     for number in range(audits):
@@ -187,7 +190,10 @@ def messages() -> Iterator[str]:
 
 
 def cost(model: str, data: Path, sizes: tuple[int, ...] = (4, 8, 16)) -> Iterator[str]:
-    """Yield the processor seconds and the memory of one measured step of a classifier, best of three."""
+    """Yield the processor seconds and the memory of one measured step.
+
+    Best of three.
+    """
     tokenizer = AutoTokenizer.from_pretrained(model)
     torch.manual_seed(0)
     made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)

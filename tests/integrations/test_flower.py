@@ -129,7 +129,7 @@ def test_the_epsilon_of_a_later_mod_is_a_claim_for_each_message(tmp_path: Path) 
 
 
 def test_the_settings_of_a_later_mod_are_its_mechanism() -> None:
-    """Wrong: noise of `LocalDpMod` that is undeclared, or a bound that is its sensitivity."""
+    """Wrong: noise of `LocalDpMod` that nobody declares."""
     from flwr.clientapp.mod import LocalDpMod
 
     from leakaudit.integrations import flower
