@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from leakaudit.gate.evidence import usable
 from leakaudit.results.canaries import pooled
+from leakaudit.results.conformance import joined as joined_conformance
 from leakaudit.results.consistency import lacking_steps, moment, unexplained_steps
 from leakaudit.results.schema import (
     Attempt,
@@ -62,6 +63,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "summaries": (),
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
+            "conformance": joined_conformance(run.conformance for run in runs),
             "canaries": pooled(one for run in runs for one in run.canaries),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,

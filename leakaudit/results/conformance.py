@@ -5,6 +5,7 @@ A check that holds does not confirm an epsilon. It says that a statistical test 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -77,3 +78,24 @@ def in_words(found: Conformance) -> str:
     if not tested:
         return "Nothing was tested of what the accountant assumes."
     return f"Not contradicted by {len(found.steps)} measured steps ({', '.join(dict.fromkeys(tested))}); this does not confirm an epsilon."
+
+
+def joined(found: Iterable[Conformance | None]) -> Conformance | None:
+    """Return the conformance of several runs together; None if none has one.
+
+    It has every check of every run, so what one run contradicts stays contradicted. Their levels add up.
+    """
+    each = [one for one in found if one is not None]
+    if not each:
+        return None
+    return Conformance(
+        mechanism=" or ".join(dict.fromkeys(one.mechanism for one in each)),
+        steps=tuple(step for one in each for step in one.steps),
+        level=min(_MOST_LEVEL, sum(one.level for one in each)),
+        checks=tuple(dict.fromkeys(check for one in each for check in one.checks)),
+        left_out=tuple(dict.fromkeys(why for one in each for why in one.left_out)),
+    )
+
+
+_MOST_LEVEL = 0.99
+"""Largest level that several runs together are said to have, because a level is below 1."""

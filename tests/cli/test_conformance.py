@@ -13,6 +13,7 @@ from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.claims import ClaimedEpsilon, judge_claim
 from leakaudit.gate.evaluate import evaluate
 from leakaudit.gate.policy import Rule, default_policy
+from leakaudit.gate.pooling import pool
 from leakaudit.gate.verdict import RuleVerdict, Status
 from leakaudit.reports.next_actions import next_actions
 from leakaudit.results.conformance import Conformance, ConformanceCheck, in_words
@@ -90,6 +91,15 @@ def test_the_gate_fails_a_claim_that_the_updates_contradict() -> None:
     found = judged(WRONG, WRONG)
     assert found.status is Status.FAIL
     assert "No noise is on encoder.weight. 1 more contradiction in `leakaudit conformance`." in found.sentence
+
+
+def test_a_run_that_is_contradicted_stays_so_among_others() -> None:
+    """Wrong: the first run's table for all, which lets a wrong run pass beside a right one."""
+    right, wrong = results_with(RIGHT), results_with(WRONG)
+    wrong = wrong.model_copy(update={"run": wrong.run.model_copy(update={"id": "other"})})
+    for runs in ((right, wrong), (wrong, right), (results_with(), wrong)):
+        found = pool(runs).results.conformance
+        assert found is not None and [one.sentence for one in found.contradicted] == [WRONG.sentence]
 
 
 def test_words_never_confirm() -> None:
