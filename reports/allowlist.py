@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from leakaudit.history.record import NightRecord, Rate
+from leakaudit.results import conformance
 from leakaudit.results import schema as scores
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -33,6 +34,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "utility",
             "prices",
             "privacy",
+            "conformance",
             "coverage",
             "overhead",
             "catalogue",
@@ -56,6 +58,10 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "policy",
             "trackers",
         }
+    ),
+    conformance.Conformance: frozenset({"mechanism", "steps", "level", "checks", "left_out"}),
+    conformance.ConformanceCheck: frozenset(
+        {"about", "outcome", "sentence", "parameters", "expected", "observed", "lower", "upper", "tests"}
     ),
     scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s", "slow"}),
     scores.TrackerRun: frozenset({"kind", "id", "name", "url"}),

@@ -22,6 +22,7 @@ ORDER = (
     "labels",
     "defences",
     "frontier",
+    "conformance",
     "confidence",
     "coverage",
     "cost",

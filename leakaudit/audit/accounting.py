@@ -86,3 +86,73 @@ ACCOUNTANTS: Mapping[str, tuple[str, Callable[[float, float, int, float], float]
     "dp_accounting": ("dp-accounting rdp", by_dp_accounting),
 }
 """Package -> name in the results, and function; in the order in which they are tried."""
+
+
+PRV_ERROR = 0.01
+"""Error of epsilon that is asked of Opacus's numerical accountant (Gopi et al. 2021, "Numerical Composition of Differential Privacy")."""
+
+
+@lru_cache(maxsize=64)
+def least_epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> Epsilon:
+    """Return an epsilon that no correct accountant can be below, for DP-SGD with these numbers.
+
+    `epsilon_of` gives an upper bound; this is a lower one, from the distribution of the privacy loss: dp-accounting with optimistic rounding
+    (Doroshenko et al. 2022), else Opacus's PRV accountant less twice its error.
+
+    Args:
+        noise_multiplier: standard deviation of the noise divided by the clipping bound, above 0.
+        sampling_rate: probability with which a step draws an example, in (0, 1].
+        steps: number of steps, at least 1.
+        delta: in (0, 1).
+    """
+    for package, (name, compute) in LEAST.items():
+        if _has(package):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    value = compute(noise_multiplier, sampling_rate, steps, delta)
+            except Exception as error:  # code of another package
+                return Epsilon(None, name, f"the accountant failed ({type(error).__name__})")
+            return (
+                Epsilon(max(0.0, value), name)
+                if value < math.inf
+                else Epsilon(None, name, "no finite epsilon was found")
+            )
+    return Epsilon(None, "", NOTHING_INSTALLED)
+
+
+def _has(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent is not installed
+        return False
+
+
+def _least_by_dp_accounting(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float:
+    import logging
+
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # it warns on the root logger that it rounds in another way
+    try:
+        one = from_gaussian_mechanism(noise_multiplier, sampling_prob=sampling_rate, pessimistic_estimate=False)
+        return float(one.self_compose(steps).get_epsilon_for_delta(delta))
+    finally:
+        root.setLevel(level)
+
+
+def _least_by_opacus(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(noise_multiplier, sampling_rate, steps)]
+    return float(accountant.get_epsilon(delta=delta, eps_error=PRV_ERROR)) - 2 * PRV_ERROR
+
+
+LEAST: Mapping[str, tuple[str, Callable[[float, float, int, float], float]]] = {
+    "dp_accounting.pld": ("dp-accounting pld", _least_by_dp_accounting),
+    "opacus": ("opacus prv", _least_by_opacus),
+}
+"""The same for `least_epsilon`."""

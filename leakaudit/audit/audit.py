@@ -4,7 +4,8 @@ Only this package has attacks, defences, metrics and the truth together. The fol
 
     journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
-    results.json     the results (`leakaudit.results/1.7`); `finish` writes them, verdict.json and report.html
+    conformance.jsonl  what was measured of each step's declared noise
+    results.json     the results (`leakaudit.results/1.8`); `finish` writes them, verdict.json and report.html
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
 from leakaudit.audit.attacks_on_step import Attacks
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described, is_slow
+from leakaudit.audit.conformance.log import ConformanceLog
+from leakaudit.audit.conformance.record import measure_into
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import AttemptId, EntryBuilder
@@ -303,6 +306,8 @@ class Audit:
         if (known := self._state.record_of(step_id_of(snapshot.provenance.step))) is not None:
             return known
         record = verified_record(snapshot, client, sent, self.config, self._state, self._pairing)
+        if self.config.conformance:
+            measure_into(ConformanceLog(self.folder), record.id, snapshot, client)
         saved = self._state.saved
         saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)

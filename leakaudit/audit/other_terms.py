@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from leakaudit.audit.accuracy import Accuracy
 from leakaudit.audit.comparison import Update
 from leakaudit.client.local_steps import delta_divisor
+from leakaudit.client.per_example import NORM_FLOOR
 from leakaudit.client.recipe import StepRecipe
-from leakaudit.client.step import NORM_FLOOR, ClientStep
+from leakaudit.client.step import ClientStep
 from leakaudit.client.trace import AFTER, BEFORE, END, GIVEN, LATER, MOMENTS, MOVED, WEIGHTS
 from leakaudit.models.tensors import few_entries
 

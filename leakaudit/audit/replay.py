@@ -87,7 +87,9 @@ def replay(
     stored = next(a for a in results.attempts if (a.step, a.attack, a.defense) == which)
     step = number_of(which.step)
     key = _key_of(spool.root.parent)
-    config = audit_file.config.model_copy(update={"controls": 0, "attack_recovered_steps": True, "text": text})
+    config = audit_file.config.model_copy(
+        update={"controls": 0, "attack_recovered_steps": True, "text": text, "conformance": False}
+    )
     journal = JournalInMemory(JournalEntry(attempt=other) for other in _others(which, audit_file))
     with tempfile.TemporaryDirectory(prefix="leakaudit-replay-") as temporary:
         file = audit_file.model_copy(update={"config": config})

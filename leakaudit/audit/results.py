@@ -13,8 +13,10 @@ import torch
 
 from leakaudit import __version__
 from leakaudit.audit.attempt import PARTS_ONLY
+from leakaudit.audit.conformance.log import ConformanceLog
+from leakaudit.audit.conformance.record import conformance_of
 from leakaudit.audit.controls import counted_controls
-from leakaudit.audit.privacy import privacy_of
+from leakaudit.audit.privacy import SHIPPED, privacy_of
 from leakaudit.audit.provenance import released_files
 from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
@@ -107,6 +109,8 @@ class ResultsBuilder:
         attempts = tuple(_public(entry.attempt) for entry in entries)
         released = released_files(self.config, self.folder, saved.origin) if end.final else Found()
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
+        privacy = privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared))
+        stated = [one for one in privacy if one.defense == SHIPPED]
         results = Results(
             run=self._run(saved, end, device),
             subject=saved.subject.model_copy(update={"artifacts": released.artifacts}),
@@ -120,7 +124,8 @@ class ResultsBuilder:
             controls=counted_controls(saved.controls, self.config.controls),
             coverage=self._coverage(saved, entries, end, released),
             overhead=end.overhead,
-            privacy=privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared)),
+            privacy=privacy,
+            conformance=conformance_of(*ConformanceLog(self.folder).read(), stated, end.total_steps),
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )

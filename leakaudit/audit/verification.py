@@ -5,7 +5,6 @@ The step is computed again. Every declared defence computes how it may have chan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,11 +22,11 @@ from leakaudit.audit.declared_noise import (
     root_mean_square_level,
     same_direction,
 )
+from leakaudit.audit.expected_update import expected_update
 from leakaudit.audit.known_factors import refined_factors, why_scaled
 from leakaudit.audit.tensor_factors import rescaled
 from leakaudit.audit.weight_difference import OTHER_ROUNDING, WeightDifference
 from leakaudit.client.noise_level import NoiseLevel
-from leakaudit.client.observation import part_of
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.results.schema import Verification, VerificationStatus
@@ -185,15 +184,8 @@ class _Verifier:
 
     def _expected(self, bare: Update, factor: float = 1.0) -> Update:
         """Return `factor` times `bare` after all defences; set `levels` and `sigma`."""
-        update: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
-        levels = dict.fromkeys(update, 0.0)
-        for plugin in self.active:
-            # The largest tolerance: a defence that jumps (a sign, a level) may turn a smaller error of one entry into a large one.
-            update = plugin.expected(self.step, update, self.observed, self.accuracy.largest)
-            if added := plugin.added_noise(self.step, update):
-                noisy = part_of(update, plugin.chosen(self.step.model))
-                levels |= {name: math.hypot(levels.get(name, 0.0), added) for name in noisy}
-        self.levels = NoiseLevel(levels)
+        scaled: Update = bare if factor == 1.0 else {name: factor * gradient for name, gradient in bare.items()}
+        update, self.levels = expected_update(self.step, self.active, scaled, self.observed, self.accuracy.largest)
         self.sigma = root_mean_square_level(self.levels, update)
         return update
 

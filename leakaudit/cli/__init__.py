@@ -24,6 +24,7 @@ _PLACES = {
     "bind": "bind:bind",
     "bundle": "bundle:bundle",
     "compare": "compare:compare",
+    "conformance": "conformance:conformance",
     "defenses": "catalogue:defenses_command",
     "doctor": "doctor:doctor",
     "explain": "explain:explain",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,62 @@ from torch import Tensor, nn
 from leakaudit.client.output_gradients import gradients_by_row
 from leakaudit.client.replay import take_gradients
 from leakaudit.client.truth import MicroBatch
+from leakaudit.errors import SnapshotError
 
 SAME_OUTPUT = 1e-4
 """Largest difference of an example's output alone from that in its batch, as a share of its largest entry. Our choice: products of float32
 differ by about 1e-6 between sizes of batches, and dropout moves outputs by a tenth or more."""
 
+NORM_FLOOR = 1e-6
+"""Number that is added to an example's gradient norm before a division by it.
+
+Opacus' `clip_and_accumulate` does the same.
+"""
+
 Forward = Callable[[MicroBatch], AbstractContextManager[dict[str, Tensor]]]
 """Runs the client's model on a micro-batch and gives its outputs by path."""
+
+
+@dataclass(frozen=True)
+class ExampleClipping:
+    """How a client clips the gradient of each example before it adds them up."""
+
+    bound: float
+    """C: L2 norm to which the whole gradient of an example is clipped, so the most that one example adds to the sum."""
+    divisor: float = 1.0
+    """Divisor of the sum of the clipped gradients, such as the expected batch size."""
+    summed: bool = False
+    """Whether the loss of a micro-batch is the sum over its examples instead of their mean."""
+    bounds: tuple[float, ...] = ()
+    """Bound of each shared parameter in their order, if each one is clipped by itself (McMahan et al. 2018, per-layer clipping).
+
+    Their L2 norm is C. Empty if the gradient is clipped as a whole.
+    """
+
+    def clip(self, example: Mapping[str, Tensor]) -> None:
+        """Clip the gradient of one example in place.
+
+        Source: Abadi et al. 2016, Algorithm 1.
+
+        Args:
+            example: parameter name -> gradient, in the order of the shared parameters.
+
+        Raises:
+            SnapshotError: it has another number of parameters than there are bounds.
+        """
+        norms = [gradient.norm() for gradient in example.values()]
+        if not self.bounds:
+            factors = [_factor(self.bound, torch.stack(norms).norm())] * len(norms)
+        elif len(self.bounds) == len(norms):
+            factors = [_factor(bound, norm) for bound, norm in zip(self.bounds, norms, strict=True)]
+        else:
+            raise SnapshotError(f"{len(self.bounds)} clipping bounds were declared for {len(norms)} trained parameters")
+        for gradient, factor in zip(example.values(), factors, strict=True):
+            gradient.mul_(factor)
+
+
+def _factor(bound: float, norm: Tensor) -> float:
+    return float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
 
 
 def gradients_of_examples(

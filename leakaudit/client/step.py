@@ -19,7 +19,7 @@ from leakaudit.client.fused_head import label_scores
 from leakaudit.client.local_steps import move_gradients, run_local_steps
 from leakaudit.client.observation import Observation, check_finite
 from leakaudit.client.output_gradients import send_back
-from leakaudit.client.per_example import gradients_of_examples
+from leakaudit.client.per_example import ExampleClipping, gradients_of_examples
 from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.replay import (
     client_attention,
@@ -34,13 +34,6 @@ from leakaudit.client.truth import MicroBatch, Truth
 from leakaudit.errors import SnapshotError
 from leakaudit.models.structure.trace import inputs_of
 from leakaudit.models.tensors import outputs_of
-
-NORM_FLOOR = 1e-6
-"""Number that is added to an example's gradient norm before a division by it.
-
-Opacus' `clip_and_accumulate` does the same.
-"""
-
 
 Notice = Callable[[Mapping[str, nn.Parameter]], None]
 """Called in each optimizer step with the shared parameters by name."""
@@ -112,22 +105,37 @@ class ClientStep:
         check_finite(update)
         return Observation(update=update, model=self.model.eval(), facts=self.facts)
 
-    def clipped_per_example(
-        self, bound: float, *, divisor: float, summed: bool, alone: bool = False
-    ) -> dict[str, Tensor]:
+    def clipped_per_example(self, clipping: ExampleClipping, *, alone: bool = False) -> dict[str, Tensor]:
         """Clip the gradient of each example and return their sum, divided; add no noise.
 
-        Source: Abadi et al. 2016, Algorithm 1. An example's gradient is B times its share in the gradient of the micro-batch's mean
-        loss, as in Opacus. Examples interact only in the loss, so an example's share comes from the output gradients of its rows.
-
         Args:
-            bound: L2 norm to which an example's gradient is clipped; infinity for no clipping.
-            divisor: divisor of the sum, such as the expected batch size.
-            summed: whether the loss of a micro-batch is the sum over its examples instead of their mean.
-            alone: examples may be taken out of their batch, which is faster and rounds otherwise than the client.
+            clipping: bounds and divisor.
+            alone: as in `example_gradients`.
 
         Returns:
             Parameter name -> (sum of clipped gradients) / divisor, for the shared parameters, float32.
+
+        Raises:
+            SnapshotError: as in `example_gradients`.
+        """
+        total: dict[str, Tensor] = {}
+        for _, example in self.example_gradients(summed=clipping.summed, alone=alone):
+            clipping.clip(example)
+            for name, gradient in example.items():
+                total[name] = total[name].add_(gradient) if name in total else gradient.float()
+        with self._trained() as parameters:
+            zeros = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
+        return {name: total.get(name, zero) / clipping.divisor for name, zero in zeros.items()}
+
+    def example_gradients(self, *, summed: bool, alone: bool = False) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Yield the micro-batch and the gradient of each example, without clipping.
+
+        An example's gradient is B times its share in the gradient of the micro-batch's mean loss, as in Opacus. Examples interact only in the
+        loss, so an example's share comes from the output gradients of its rows.
+
+        Args:
+            summed: whether the loss of a micro-batch is the sum over its examples instead of their mean.
+            alone: examples may be taken out of their batch, which is faster and rounds otherwise than the client.
 
         Raises:
             SnapshotError: the loss cannot be replayed, the gradients of the examples cannot be separated, or the update is a
@@ -140,18 +148,13 @@ class ClientStep:
                 "try dp-sgd on a run that sends gradients"
             )
         with self._trained() as parameters:
-            total = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-            for batch in self.truth.micro_batches:
+            for number, batch in enumerate(self.truth.micro_batches):
                 share = 1 if summed else len(batch.inputs["input_ids"])
-                examples = gradients_of_examples(
-                    self._forward, batch, parameters, divisor=self.recipe.loss_divisor, share=share, alone=alone
-                )
-                for example in examples:
-                    norm = torch.stack([g.norm() for g in example.values()]).norm()
-                    factor = float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
-                    for name, gradient in example.items():
-                        total[name] += gradient.mul_(factor)
-        return {name: gradient / divisor for name, gradient in total.items()}
+                divisor = self.recipe.loss_divisor
+                for example in gradients_of_examples(
+                    self._forward, batch, parameters, divisor=divisor, share=share, alone=alone
+                ):
+                    yield number, example
 
     def _check_replayable(self) -> None:
         if self.recipe.loss == "unsupported":

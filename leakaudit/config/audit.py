@@ -226,6 +226,9 @@ class AuditConfig(BaseModel):
     """Allows `text: full`, which writes training text to disk."""
     keep_snapshots: bool = False
     """Keep snapshots in the spool after their audit. They hold the private batch."""
+    conformance: bool = True
+    """Whether the noise of a run that declares differential privacy is compared with what its accountant assumes. It computes the gradient of
+    every example of a kept step twice, in the side process."""
     check: Annotated[Literal["rebuilt"], WrapValidator(_only_rebuilt)] = "rebuilt"
     """Where a kept step is computed again, to verify that its update comes from its batch. `rebuilt`, the only value: in the side process, on
     the model that the attacks get."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from leakaudit.client.per_example import ExampleClipping
 from leakaudit.plugins import ClientStep, Defense, Observation, SnapshotError, Update, check_finite, defense
 
 
@@ -39,6 +40,10 @@ class DpSgd(Defense):
     processes: int | None = None
     """Number of processes over which the update is a mean; one of them adds the noise, as in Opacus. None takes the step's number."""
 
+    layer_bounds: str = ""
+    """Bound of each trained parameter in their order, with spaces between, if each one is clipped by itself. Their L2 norm is C. Empty clips the
+    gradient of an example as a whole."""
+
     label: ClassVar[str] = "DP-SGD"
     meaning: ClassVar[str] = "Clips the gradient of every example and adds Gaussian noise to their sum."
     identity: ClassVar[Mapping[str, Any]] = {"noise_multiplier": 0.0, "max_grad_norm": math.inf}
@@ -62,6 +67,17 @@ class DpSgd(Defense):
             raise ValueError(f"expected_batch_size must be above 0, got {self.expected_batch_size}")
         if self.processes is not None and self.processes < 1:
             raise ValueError(f"processes must be at least 1, got {self.processes}")
+        self._check_layer_bounds()
+
+    def _check_layer_bounds(self) -> None:
+        try:
+            bounds = [float(bound) for bound in self.layer_bounds.split()]
+        except ValueError:
+            raise ValueError(f"layer_bounds must be numbers with spaces between, got {self.layer_bounds!r}") from None
+        if bounds and not (min(bounds) > 0 and math.isclose(math.hypot(*bounds), self.max_grad_norm, rel_tol=1e-4)):
+            raise ValueError(
+                f"layer_bounds must be above 0 with an L2 norm of max_grad_norm = {self.max_grad_norm}, got one of {math.hypot(*bounds):g}"
+            )
 
     @property
     def clipping_bound(self) -> float | None:
@@ -109,6 +125,10 @@ class DpSgd(Defense):
         examples = sum(len(batch.inputs["input_ids"]) for batch in step.truth.micro_batches)
         return replace(self, processes=processes, expected_batch_size=self.expected_batch_size or examples / processes)
 
+    def example_clipping(self, step: ClientStep, sent: Update) -> ExampleClipping | None:
+        """Return bounds and divisor; None where it does nothing."""
+        return None if self.is_identity() else self.settled(step, sent)._clipping
+
     def added_noise(self, step: ClientStep, clean: Update) -> float:
         """Return z C / L / processes."""
         return self.settled(step, clean)._sigma
@@ -133,12 +153,12 @@ class DpSgd(Defense):
         return recomputed if self.is_identity() else self.settled(step, observed)._clipped(step)
 
     def _clipped(self, step: ClientStep, *, alone: bool = False) -> dict[str, Tensor]:
-        return step.clipped_per_example(
-            self.max_grad_norm,
-            divisor=self._divisor,
-            summed=self.loss_reduction == "sum",
-            alone=alone,
-        )
+        return step.clipped_per_example(self._clipping, alone=alone)
+
+    @property
+    def _clipping(self) -> ExampleClipping:
+        bounds = tuple(map(float, self.layer_bounds.split()))
+        return ExampleClipping(self.max_grad_norm, self._divisor, self.loss_reduction == "sum", bounds)
 
     @property
     def _sigma(self) -> float:

@@ -20,6 +20,7 @@ class LaplaceNoise(AdditiveNoise):
     noise and that of `gaussian-noise` have equal variance.
     """
 
+    gaussian: ClassVar[bool] = False
     label: ClassVar[str] = "Laplace noise"
     meaning: ClassVar[str] = "Adds independent Laplace noise to every entry of the update."
     source: ClassVar[str] = "Zhu et al. 2019 (Deep Leakage from Gradients), Sec. 5.1: Gaussian and Laplacian noise"

@@ -1,6 +1,7 @@
 """Rules on the epsilon of differential privacy that an accountant gives.
 
-An audit does not confirm an epsilon. Such a rule only compares what the accountant says with what the policy allows.
+An audit does not confirm an epsilon. Such a rule compares what the accountant says with what the policy allows, and fails where the updates
+contradict what the accountant assumes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from pydantic import Field, FiniteFloat
 
 from leakaudit.gate.policy_parts import PolicyPart
 from leakaudit.gate.verdict import RuleVerdict, Status
-from leakaudit.results.privacy import stated, statements_on
+from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.conformance import CONTRADICTED, ConformanceCheck
+from leakaudit.results.privacy import SHIPPED, stated, statements_on
 from leakaudit.results.schema import Privacy, Results
+from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
     from leakaudit.gate.policy import Rule
@@ -49,7 +53,8 @@ def judge_claim(
 ) -> RuleVerdict:
     """Judge a rule on a claimed epsilon.
 
-    PASS if an accountant's epsilon is at or below the limit, FAIL if any epsilon is above, else INCONCLUSIVE.
+    PASS if an accountant's epsilon is at or below the limit, FAIL if any epsilon is above or the updates contradict what the accountant assumes,
+    else INCONCLUSIVE.
 
     Args:
         results: the audit.
@@ -60,6 +65,8 @@ def judge_claim(
         gaps: problems with the evidence as a whole; a single one keeps the rule from passing.
     """
     answer = _answer(statements_on(results, column), claimed)
+    if column in _OF_THE_RUN and results.conformance is not None and (wrong := results.conformance.contradicted):
+        answer = _Answer(Status.FAIL, f"{answer.said} {CONTRADICTED}: {_first_of(wrong)}", (), answer.epsilon)
     held = answer.status is Status.PASS and bool(gaps)
     status = Status.INCONCLUSIVE if held else answer.status
     reasons = (*answer.reasons, *gaps) if status is Status.INCONCLUSIVE else ()
@@ -91,6 +98,16 @@ def judge_claim(
         sentence=f"{answer.said} {allowed}",
         worst=None,
     )
+
+
+_OF_THE_RUN = (SHIPPED, AS_SENT)
+"""Columns that show what the run itself ships, of which alone the measured noise is."""
+
+
+def _first_of(wrong: Sequence[ConformanceCheck]) -> str:
+    """Return the first contradiction, and how many more there are."""
+    more = len(wrong) - 1
+    return wrong[0].sentence + (f" {counted(more, 'more contradiction')} in `leakaudit conformance`." if more else "")
 
 
 _NO_SAMPLE = 1.0

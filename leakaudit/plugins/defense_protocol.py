@@ -16,6 +16,7 @@ from torch import nn
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.local_steps import delta_divisor
 from leakaudit.client.observation import Observation, Update, part_of
+from leakaudit.client.per_example import ExampleClipping
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 
@@ -61,6 +62,9 @@ class Defense(Protocol):
     """Whether it is another recipe of the client's step (`StepDefense`). The facts then tell the recipe, and nothing is declared."""
     per_example: ClassVar[bool] = False
     """Whether it works on the gradient of each example. A client may then compute these gradients one after the other."""
+
+    gaussian: ClassVar[bool] = True
+    """Whether its noise, if it adds any, is Gaussian and independent from entry to entry."""
 
     def __call__(self, step: ClientStep, seen: Observation, rng: torch.Generator) -> Observation:
         """Return the observation that this defence would have sent.
@@ -200,6 +204,15 @@ class Defense(Protocol):
             clean: parameter name -> update without this noise. The result is in the units of this update.
         """
         return 0.0
+
+    def example_clipping(self, step: ClientStep, sent: Update) -> ExampleClipping | None:
+        """Return how it clips the gradient of each example; None if it clips no example.
+
+        Args:
+            step: the step that made the update.
+            sent: parameter name -> update as it was sent, under this defence.
+        """
+        return None
 
     def without_noise(self) -> Self:
         """Return the same defence without its noise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.conformance import in_words
 from leakaudit.results.schema import Privacy, Results
 from leakaudit.results.wording import counted
 
@@ -52,4 +53,5 @@ def _limits(one: Privacy) -> Sequence[str]:
 def shipped_in_words(results: Results) -> str:
     """Return what is stated on the update that the run ships, in one line."""
     found = statements_on(results, SHIPPED)
-    return " ".join(map(stated, found)) if found else NO_ACCOUNTANT
+    measured = [] if results.conformance is None else [in_words(results.conformance)]
+    return " ".join([*map(stated, found), *measured]) if found or measured else NO_ACCOUNTANT

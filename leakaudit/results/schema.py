@@ -1,4 +1,4 @@
-"""Models of `results.json`, schema `leakaudit.results/1.7`.
+"""Models of `results.json`, schema `leakaudit.results/1.8`.
 
 The module has over 400 lines, because it describes one document in the order in which a reader needs its parts.
 
@@ -24,9 +24,10 @@ from pydantic import (
 )
 
 from leakaudit.results import former_keys
+from leakaudit.results.conformance import Conformance
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
 
-SCHEMA = "leakaudit.results/1.7"
+SCHEMA = "leakaudit.results/1.8"
 """Version of the schema.
 
 1.1 has what was in reach, for attempts, sequences and summaries. 1.2 requires the digest, and has the precision of a sequence, the
@@ -36,7 +37,8 @@ for four metrics of a summary, what of its circumstances decides which attack ca
 for each kind of recovery which attack recovered the canary (`Controls.kinds`) and whether the steps were simulated, calls an attack's score of
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
-began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`).
+began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 has what the updates show of the noise that an
+accountant assumes (`Conformance`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -734,6 +736,8 @@ class Results(ResultsModel):
     utility: tuple[Utility, ...] = ()
     prices: tuple[Price, ...] = ()
     privacy: tuple[Privacy, ...] = ()
+    conformance: Conformance | None = None
+    """Whether the updates carry the noise that an accountant assumes. None if the run declares no noise, and in results before 1.8."""
     coverage: Coverage = Coverage.model_construct()
     overhead: Overhead = Overhead.model_construct()
     catalogue: Catalogue = Catalogue.model_construct()

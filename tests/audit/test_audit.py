@@ -932,7 +932,7 @@ def test_results_fit_the_published_schema_and_load_again(finished: tuple[Path, R
     folder, results = finished
     raw = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(Results.model_json_schema(by_alias=True)).validate(raw)
-    assert raw["schema"] == "leakaudit.results/1.7"
+    assert raw["schema"] == "leakaudit.results/1.8"
     assert load_results(folder) == results
     unseen = {AttemptStatus.SKIPPED, AttemptStatus.NOT_NEEDED}
     assert {a.status for a in results.attempts} == set(AttemptStatus) - unseen

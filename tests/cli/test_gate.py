@@ -55,13 +55,13 @@ def rules_on_sentences(folder: Path) -> Path:
     ("raw", "message"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "nested more than 30 levels deep"),
-        (b'{"schema": "leakaudit.results/1.7", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
-        (rb'{"schema": "leakaudit.results/1.7", "run": "\ud800"}', "half a surrogate pair"),
+        (b'{"schema": "leakaudit.results/1.8", "min_tokens": ' + b"9" * 5_000 + b"}", "a whole number of 5000 digits"),
+        (rb'{"schema": "leakaudit.results/1.8", "run": "\ud800"}', "half a surrogate pair"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"", "not readable as JSON"),
-        (b'{"schema": "leakaudit.results/1.7", "min_tokens": NaN}', "NaN is not a finite number"),
+        (b'{"schema": "leakaudit.results/1.8", "min_tokens": NaN}', "NaN is not a finite number"),
         (b'{"schema": "leakaudit.results/1.' + b"9" * 5_000 + b'"}', "this version reads leakaudit.results/1.x"),
-        (b'{"schema": "leakaudit.results/1.7"}', "does not fit leakaudit.results/1.7: run: Field required"),
+        (b'{"schema": "leakaudit.results/1.8"}', "does not fit leakaudit.results/1.8: run: Field required"),
     ],
 )
 def test_a_hostile_file_is_an_error_in_one_sentence(tmp_path: Path, raw: bytes, message: str) -> None:
@@ -124,7 +124,7 @@ def test_a_file_that_was_changed_after_it_was_written_is_an_error(tmp_path: Path
     )
     assert run(tmp_path, "--policy", rules_on_sentences(tmp_path)).exit_code == 0
     path.write_text(json.dumps({key: value for key, value in data.items() if key != "digest"}))
-    assert "has no digest, which leakaudit.results/1.7 requires" in run(tmp_path, "-q").stdout
+    assert "has no digest, which leakaudit.results/1.8 requires" in run(tmp_path, "-q").stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["verdict"] == "ERROR"  # not the PASS of before
 

@@ -153,6 +153,7 @@ def test_every_command_works_without_torch_or_says_what_it_needs(light: Path, tm
         "bind",
         "bundle",
         "compare",
+        "conformance",
         "explain",
         "export",
         "gate",

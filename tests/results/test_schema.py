@@ -49,7 +49,7 @@ def test_a_later_minor_version_is_read_and_a_later_major_one_is_not(tmp_path: Pa
     [
         ("{", "not readable as JSON"),
         ("[]", "is not a leakaudit results file"),
-        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.7: run: Field required"),
+        ('{"schema": "leakaudit.results/1.0"}', "does not fit leakaudit.results/1.8: run: Field required"),
     ],
 )
 def test_a_broken_results_file_is_named(tmp_path: Path, text: str, message: str) -> None:

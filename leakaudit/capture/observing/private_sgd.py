@@ -15,9 +15,6 @@ from leakaudit.errors import SnapshotError
 DP_SGD = "dp-sgd"
 """Name of the defence that Opacus applies; its parameters are named as in Opacus."""
 
-REPEATED = ("DPOptimizer", "DistributedDPOptimizer")
-"""Classes of Opacus that clip every example's whole gradient to one bound, as in Abadi et al. 2016, Algorithm 1."""
-
 
 @dataclass(frozen=True)
 class PrivateSgd:
@@ -38,9 +35,19 @@ class PrivateSgd:
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "expected_batch_size": self._divisor(),
         }
-        if self.optimizer.loss_reduction == "sum":
+        if self.optimizer.loss_reduction == "sum" or self._clips_by_weights:
             knobs["loss_reduction"] = "sum"
+        if bounds := getattr(self.optimizer, "max_grad_norms", None):  # one for each parameter
+            knobs["layer_bounds"] = " ".join(f"{float(bound):.9g}" for bound in bounds)
         return (DeclaredDefense(name=DP_SGD, parameters=knobs),)
+
+    @property
+    def _clips_by_weights(self) -> bool:
+        """Whether a second backward pass clips, through a weight of each example's loss, as ghost clipping does.
+
+        The recorded gradients at the model's outputs then hold these weights, and the losses are summed whatever their reduction.
+        """
+        return callable(getattr(self.optimizer, "accumulate", None))
 
     def _divisor(self) -> float:
         """Return the number by which the sum of the clipped gradients is divided."""
@@ -53,22 +60,15 @@ def private_sgd(optimizer: Any) -> PrivateSgd | None:
     """Return the private optimizer in `optimizer` and its wrappers; None without one.
 
     Raises:
-        SnapshotError: its clipping cannot be repeated here (per layer, adaptive, or in a second backward pass), or it is one of several
-            optimizers.
+        SnapshotError: it is one of several optimizers.
     """
     knobs = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction")
     for layer in every_layer(optimizer):
         if all(knob in vars(layer) for knob in knobs):
-            name = type(layer).__name__
-            if name not in REPEATED:
-                raise SnapshotError(
-                    f"{name} does not clip each example's whole gradient to one bound, so its step cannot be repeated; use "
-                    "`clipping='flat'` and `grad_sample_mode='hooks'` of Opacus to audit"
-                )
             if (several := len(base_optimizers(optimizer))) > 1:
                 raise SnapshotError(
-                    f"{name} is one of {several} optimizers, so only a part of the update is clipped and noised; train all parameters with "
-                    "one private optimizer to audit"
+                    f"{type(layer).__name__} is one of {several} optimizers, so only a part of the update is clipped and noised; train all "
+                    "parameters with one private optimizer to audit"
                 )
             return PrivateSgd(layer)
     return None

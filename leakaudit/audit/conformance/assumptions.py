@@ -1,0 +1,154 @@
+"""What an accountant assumes of a run beside its noise: how batches are drawn, and over how many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scipy import stats
+
+from leakaudit.audit.accounting import least_epsilon
+from leakaudit.audit.conformance.measured import StepMeasured
+from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.schema import Privacy
+from leakaudit.results.wording import counted
+
+ROOM = 0.99
+"""Share of the least possible epsilon below which a claim is contradicted. Our choice, for claims that were rounded down."""
+
+
+def sampling(steps: Sequence[StepMeasured], stated: Sequence[Privacy], share: float) -> ConformanceCheck:
+    """Return whether the batches are Poisson samples, as accountants of DP-SGD assume.
+
+    The sizes of Poisson samples differ. The test asks how probable it is that every measured size is so near to its mean; it is exact.
+
+    Args:
+        steps: the measured steps.
+        stated: what is stated on the run's epsilon.
+        share: level of the test.
+    """
+    known = next((one for one in stated if one.sampling != "unknown" and one.origin == "accountant"), None)
+    known = known or next((one for one in stated if one.sampling != "unknown"), None)
+    counted_on = any(one.epsilon is not None and one.sampling_rate != 1 for one in stated)
+    if known is not None and known.sampling == "shuffled" and counted_on:
+        return ConformanceCheck(
+            about="sampling",
+            outcome="contradicted",
+            sentence="The run shuffles its batches, and the accountant assumes Poisson samples.",
+        )
+    rate = next((one.sampling_rate for one in stated if one.sampling_rate), None)
+    sizes = [(step.examples, step.expected_examples) for step in steps if step.expected_examples]
+    if rate is None or rate >= 1 or not sizes:
+        why = "the sampling rate is not known" if rate is None else "every step draws all examples"
+        return ConformanceCheck(about="sampling", outcome="not tested", sentence=f"Sampling is not tested: {why}.")
+    mean = float(sizes[0][1] or 0)
+    examples = round(mean / rate)
+    far = max(abs(size - mean) for size, _ in sizes)
+    draws = stats.binom(examples, rate)
+    near = float(draws.cdf(int(mean + far)) - draws.cdf(_below(mean - far)))
+    chance = near ** len(sizes)
+    if chance <= share:
+        return ConformanceCheck(
+            about="sampling",
+            outcome="contradicted",
+            sentence=(
+                f"All {len(sizes)} measured batches have {mean - far:g} to {mean + far:g} examples, which Poisson samples of {examples:,} examples at "
+                f"a rate of {rate:g} have with a probability of {chance:.2g}: the batches are shuffled, and the accountant assumes Poisson samples."
+                if far
+                else f"All {len(sizes)} measured batches have {mean:g} examples, which Poisson samples of {examples:,} examples at a rate of {rate:g} have "
+                f"with a probability of {chance:.2g}: the batches are shuffled, and the accountant assumes Poisson samples."
+            ),
+            tests=1,
+        )
+    return ConformanceCheck(
+        about="sampling",
+        outcome="not contradicted",
+        sentence=f"The sizes of {counted(len(sizes), 'batch', 'batches')} do not contradict Poisson samples (probability {chance:.2g}).",
+        tests=1,
+    )
+
+
+def _below(number: float) -> int:
+    """Return the largest integer below a number."""
+    whole = int(number) if number >= 0 else int(number) - 1
+    return whole - 1 if whole == number or whole > number else whole
+
+
+def composition(
+    stated: Sequence[Privacy], taken: int | None, noise_multiplier: float | None
+) -> Iterator[ConformanceCheck]:
+    """Yield whether the stated epsilons are of the steps and the noise that the run had.
+
+    Args:
+        stated: what is stated on the run's epsilon.
+        taken: optimizer steps of the run; None if they are not known.
+        noise_multiplier: that of the declared mechanism; None without one.
+    """
+    for one in stated:
+        if one.epsilon is None or one.covers != "run":
+            continue
+        yield _composed(one, taken, noise_multiplier)
+    if not any(one.epsilon is not None and one.covers == "run" for one in stated):
+        yield ConformanceCheck(
+            about="composition",
+            outcome="not tested",
+            sentence="Nobody states an epsilon of the whole run, so there is no number to compare.",
+        )
+
+
+def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -> ConformanceCheck:
+    whose = "The accountant" if one.origin == "accountant" else "The owner of the run"
+    claim = one.epsilon or 0.0
+    if taken is not None and one.steps is not None and one.steps < taken:
+        return ConformanceCheck(
+            about="composition",
+            outcome="contradicted",
+            sentence=f"{whose} says epsilon = {claim:.3g} for {counted(one.steps, 'step')}, and the run took {taken:,}.",
+            expected=float(one.steps),
+            observed=float(taken),
+        )
+    noise, steps = one.noise_multiplier or noise_multiplier, taken or one.steps
+    if (
+        noise_multiplier is not None
+        and one.noise_multiplier
+        and one.noise_multiplier > noise_multiplier * (1 + _DIGITS)
+    ):
+        return ConformanceCheck(
+            about="composition",
+            outcome="contradicted",
+            sentence=(
+                f"{whose} counts with a noise multiplier of {one.noise_multiplier:g}, and the run declares {noise_multiplier:g}."
+            ),
+            expected=one.noise_multiplier,
+            observed=noise_multiplier,
+        )
+    if not noise or not one.sampling_rate or not steps or not one.delta:
+        return ConformanceCheck(
+            about="composition",
+            outcome="not tested",
+            sentence=f"The epsilon of {claim:.3g} cannot be computed again: noise, sampling rate, steps and delta have to be known.",
+        )
+    least = least_epsilon(float(noise), float(one.sampling_rate), int(steps), float(one.delta))
+    if least.value is None:
+        return ConformanceCheck(
+            about="composition",
+            outcome="not tested",
+            sentence=f"The epsilon of {claim:.3g} is not computed again: {least.why_not}.",
+        )
+    below = claim < ROOM * least.value
+    said = (
+        f"{whose} says epsilon = {claim:.3g}, but {counted(int(steps), 'step')} with noise multiplier {noise:g} and sampling rate "
+        f"{one.sampling_rate:g} cannot have less than {least.value:.3g} at delta = {one.delta:g} ({least.accountant})."
+        if below
+        else f"An epsilon of {claim:.3g} is possible for {counted(int(steps), 'step')} with the stated noise and sampling rate ({least.accountant})."
+    )
+    return ConformanceCheck(
+        about="composition",
+        outcome="contradicted" if below else "not contradicted",
+        sentence=said,
+        expected=claim,
+        observed=least.value,
+    )
+
+
+_DIGITS = 1e-3
+"""Relative difference of two noise multipliers that counts as rounding. Our choice."""

@@ -1,0 +1,489 @@
+"""Conformance of a run: its measured steps against the mechanism that its accountant assumes.
+
+Every statistical test is exact where the run does what it declares, and the tests share one level (Bonferroni): a fifth of it for each of noise,
+clipping, distribution, independence and sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy import stats
+
+from leakaudit.audit.conformance.causes import cause_of
+from leakaudit.audit.conformance.measure import Measurement
+from leakaudit.audit.conformance.measured import FAR, NEAR, Sketch, StepMeasured
+from leakaudit.audit.conformance.signal import (
+    AS_DECLARED,
+    Signal,
+    along_parameters,
+    best_signal,
+    directions,
+    excess,
+    in_words,
+    unseen,
+)
+from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.wording import counted
+
+LEVEL = 0.01
+"""Largest probability that a correct run is contradicted. Our choice."""
+
+FAMILIES = 5
+"""Kinds of statistical tests that share the level."""
+
+INTERVAL = 0.95
+"""Confidence of the intervals in the results. They decide nothing."""
+
+NO_NOISE = 0.1
+"""Share of the declared standard deviation below which a parameter is said to carry no noise. Our choice."""
+
+MOST_NAMED = 4
+"""Most parameters that a sentence names. Our choice."""
+
+FEWEST_COMPARED = 64
+"""Fewest entries of two parameters that are compared. Our choice."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The noise of some parameters or steps together."""
+
+    entries: int
+    squares: float
+    rounding: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured standard deviation divided by the declared one."""
+        return math.sqrt(self.squares / self.entries)
+
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the ratio."""
+        tail = (1 - INTERVAL) / 2
+        above, below = stats.chi2.ppf(1 - tail, self.entries), stats.chi2.ppf(tail, self.entries)
+        return math.sqrt(self.squares / above), math.sqrt(self.squares / below) if below else math.inf
+
+    def p_value(self) -> float:
+        """Return the two-sided p-value of a ratio of 1, after what rounding may have added or taken."""
+        norm = math.sqrt(self.squares)
+        most, least = (norm + self.rounding) ** 2, max(0.0, norm - self.rounding) ** 2
+        return float(min(1.0, 2 * min(stats.chi2.cdf(most, self.entries), stats.chi2.sf(least, self.entries))))
+
+    @property
+    def error(self) -> float:
+        """Relative error of the ratio, four standard errors and rounding."""
+        return 4 / math.sqrt(2 * self.entries) + self.rounding / math.sqrt(self.squares or 1.0)
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, float, float]]) -> Pooled:
+        """Add up (entries, squares, rounding)."""
+        return cls(
+            sum(entries for entries, _, _ in parts),
+            sum(squares for _, squares, _ in parts),
+            math.sqrt(sum(rounding**2 for *_, rounding in parts)),
+        )
+
+
+def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[ConformanceCheck, ...]:
+    """Return one check or more for each assumption of the accountant that the steps can test.
+
+    Args:
+        found: measured steps of one run, at least one.
+        level: of all tests together.
+    """
+    share = level / FAMILIES
+    sketches = [one.sketch for one in found]
+    steps = [one.step for one in found]
+    clipping = _clipping_of(steps, share)
+    drawn = _independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+    apart = steps
+    if drawn.outcome == "contradicted":  # equal draws are one sample
+        apart = steps[:1]
+        clipping = _clipping_of(apart, share)
+        drawn = _independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+    declared, apart = apart, [_under(step, clipping) for step in apart]
+    noise = list(_noise(apart, share, clipping.wrong and not clipping.signal.explains))
+    wrong = any(one.outcome == "contradicted" for one in noise)
+    return (
+        *noise,
+        *_clipping(declared, clipping),
+        _distribution(apart, share, level=not wrong, clipping=clipping.wrong),
+        drawn,
+    )
+
+
+def _under(step: StepMeasured, clipping: _Clipping) -> StepMeasured:
+    """Return a step whose residuals are those under the rule that made its signal."""
+    if not clipping.wrong:
+        return step
+    signal = clipping.signal
+    number = signal.number(step)
+    parts = [
+        one.model_copy(
+            update={
+                "squares": one.squares_under(number, signal.factor),
+                "rounding": one.rounding + signal.error * math.sqrt(one.rules[number][1]),
+            }
+        )
+        for one in step.parameters
+    ]
+    return step.model_copy(update={"parameters": tuple(parts)})
+
+
+# ------------------------------------------------------------------------------------------------------------ noise
+def _noise(steps: Sequence[StepMeasured], share: float, unknown_signal: bool) -> Iterator[ConformanceCheck]:
+    """Yield the checks of the noise level, by parameter and by step."""
+    if unknown_signal:
+        said = "The level of the noise is not tested, because it is not known what the signal is."
+        yield ConformanceCheck(about="noise", outcome="not tested", sentence=said)
+        return
+    by_name = _by_parameter(steps)
+    tests = len(by_name) + len(steps)
+    wrong = {name: pool for name, pool in by_name.items() if pool.p_value() <= share / tests}
+    wrong_steps = [step for step in steps if _pool(step).p_value() <= share / tests]
+    whole = Pooled.of([(step.entries, step.squares, step.rounding) for step in steps])
+    lower, upper = whole.interval()
+    numbers: Any = {"expected": 1.0, "observed": whole.ratio, "lower": lower, "upper": upper, "tests": tests}
+    if not wrong and not wrong_steps:
+        yield ConformanceCheck(
+            about="noise",
+            outcome="not contradicted",
+            sentence=f"The noise is {whole.ratio:.4f} times as large as declared, interval {lower:.4f} to {upper:.4f}.",
+            **numbers,
+        )
+        yield _denominator(steps)
+        return
+    bare = {name: pool for name, pool in wrong.items() if pool.ratio < NO_NOISE}
+    if bare:
+        yield _about(
+            bare,
+            "No parameter carries noise." if len(bare) == len(by_name) else f"No noise is on {_named(bare)}.",
+            tests,
+        )
+    others = {name: pool for name, pool in wrong.items() if name not in bare}
+    rest = {name: pool for name, pool in by_name.items() if name not in bare}
+    if others or (wrong_steps and not bare):
+        yield from _wrong_level(steps, rest, others, tests)
+
+
+def _wrong_level(
+    steps: Sequence[StepMeasured], rest: dict[str, Pooled], wrong: dict[str, Pooled], tests: int
+) -> Iterator[ConformanceCheck]:
+    """Yield what is known of noise of another level: by step, everywhere, or by parameter."""
+    if cause := _by_batch_size(steps, set(rest)):
+        ratio = _together(rest).ratio
+        yield ConformanceCheck(
+            about="denominator", outcome="contradicted", sentence=cause, observed=ratio, expected=1.0
+        )
+        return
+    most = sum(pool.entries for pool in wrong.values()) > sum(pool.entries for pool in rest.values()) / 2
+    if most or not wrong:
+        pool = _together(rest)
+        yield _about(rest, _level_in_words("The noise", pool, steps, rest), tests, pool)
+        return
+    groups: dict[float, dict[str, Pooled]] = {}
+    for name, one in sorted(wrong.items(), key=lambda item: -item[1].entries):
+        like = next((ratio for ratio in groups if abs(one.ratio / ratio - 1) <= one.error + _ALIKE), None)
+        groups.setdefault(one.ratio if like is None else like, {})[name] = one
+    for group in groups.values():
+        pool = _together(group)
+        yield _about(group, _level_in_words(f"The noise of {_named(group)}", pool, steps, group), tests, pool)
+
+
+def _level_in_words(whose: str, pool: Pooled, steps: Sequence[StepMeasured], group: dict[str, Pooled]) -> str:
+    cause = cause_of(pool.ratio, pool.error, steps) if pool.error <= _CLEAR else ""
+    said = f"{whose} is {pool.ratio:.3g} times as large as declared"
+    certain = [one.ratio for one in group.values() if one.error <= _CLEAR]
+    if certain and max(certain) > (1 + 2 * _CLEAR) * min(certain):
+        said += f", {min(certain):.3g} to {max(certain):.3g} times by parameter"
+    return f"{said}: {cause}." if cause else f"{said}; no usual mistake explains the factor."
+
+
+def _together(group: dict[str, Pooled]) -> Pooled:
+    return Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
+
+
+_ALIKE = 0.01
+"""Relative difference of two ratios that are named together, besides their errors. Our choice."""
+
+_CLEAR = 0.05
+"""Largest relative error of a ratio for which a cause is looked for. Our choice: several mistakes explain a ratio that is less exact."""
+
+
+def _by_batch_size(steps: Sequence[StepMeasured], names: set[str]) -> str:
+    """Return the finding that the noise was divided by the real size of each batch; empty if it was not."""
+    odd = [
+        step
+        for step in steps
+        if step.expected_examples
+        and abs(step.expected_examples / step.processes - step.examples / step.processes) > 1e-9
+    ]
+    if not odd:
+        return ""
+    for step in steps:
+        parts = [(one.entries, one.squares, one.rounding) for one in step.parameters if one.name in names]
+        pool, per = Pooled.of(parts), (step.expected_examples or 1) / step.examples
+        if abs(pool.ratio / per - 1) > pool.error:
+            return ""
+    return (
+        "The sum is divided by the real number of examples of each batch and not by the expected one, which tells that number and changes "
+        "what one example can do (arXiv 2605.15648)."
+    )
+
+
+def _denominator(steps: Sequence[StepMeasured]) -> ConformanceCheck:
+    """Return what an unchanged noise level says of the divisor."""
+    differ = [step for step in steps if step.expected_examples and step.examples != step.expected_examples]
+    if not differ:
+        return ConformanceCheck(
+            about="denominator",
+            outcome="not tested",
+            sentence="Every measured batch had the expected size, so dividing by its real size would not show.",
+        )
+    return ConformanceCheck(
+        about="denominator",
+        outcome="not contradicted",
+        sentence=f"The divisor is the expected batch size, also in {counted(len(differ), 'step')} of another size.",
+    )
+
+
+def _by_parameter(steps: Sequence[StepMeasured]) -> dict[str, Pooled]:
+    parts: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for step in steps:
+        for one in step.parameters:
+            parts[one.name].append((one.entries, one.squares, one.rounding))
+    return {name: Pooled.of(found) for name, found in parts.items()}
+
+
+def _pool(step: StepMeasured) -> Pooled:
+    return Pooled(step.entries, step.squares, step.rounding)
+
+
+def _about(group: dict[str, Pooled], sentence: str, tests: int, pool: Pooled | None = None) -> ConformanceCheck:
+    pool = pool or Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
+    lower, upper = pool.interval()
+    return ConformanceCheck(
+        about="noise",
+        outcome="contradicted",
+        sentence=sentence,
+        parameters=tuple(group),
+        expected=1.0,
+        observed=pool.ratio,
+        lower=lower,
+        upper=upper,
+        tests=tests,
+    )
+
+
+def _named(group: dict[str, Pooled]) -> str:
+    names = list(group)
+    shown = ", ".join(names[:MOST_NAMED])
+    return f"{shown} and {len(names) - MOST_NAMED} more parameters" if len(names) > MOST_NAMED else shown
+
+
+# --------------------------------------------------------------------------------------------------------- clipping
+@dataclass(frozen=True)
+class _Clipping:
+    """What the signal below the noise shows."""
+
+    signal: Signal
+    """The rule that made it; the declared one if nothing contradicts it."""
+    far: float
+    """Most standard errors from the declared one."""
+    tests: int
+    wrong: bool
+    hidden: tuple[str, ...] = ()
+    """Other rules that these steps could not have shown."""
+
+
+def _clipping_of(steps: Sequence[StepMeasured], share: float) -> _Clipping:
+    along = [*directions(steps), *along_parameters(steps)]
+    tests = len(along) + sum(step.tested_examples for step in steps)
+    limit = float(stats.norm.isf(share / max(1, tests) / 2))
+    level = excess(steps)
+    far = max([*along, *((s.largest_along_example - s.rounding_along) / level for s in steps)], default=0.0)
+    wrong = far > limit
+    signal = best_signal(steps, limit) if wrong else AS_DECLARED
+    return _Clipping(signal, far, tests, wrong, () if wrong else tuple(unseen(steps, limit)))
+
+
+def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[ConformanceCheck]:
+    """Yield the check of the signal below the noise, and how much one example can change it."""
+    if not found.wrong:
+        said = (
+            f"Below the noise is the update that the declared clipping gives, up to {found.far:.1f} standard errors in "
+            f"{counted(found.tests, 'direction')}."
+        )
+        if found.hidden:
+            said += f" The noise hides whether the gradients are clipped otherwise: {', '.join(found.hidden)}."
+        yield ConformanceCheck(about="clipping", outcome="not contradicted", sentence=said, tests=found.tests)
+    else:
+        yield ConformanceCheck(
+            about="clipping",
+            outcome="contradicted",
+            sentence=in_words(found.signal, steps, found.far),
+            expected=0.0,
+            observed=found.far,
+            tests=found.tests,
+        )
+    changes = [
+        rule.sensitivity for step in steps for rule in step.rules if rule.name == found.signal.rule and rule.sensitivity
+    ]
+    if not changes or not found.signal.explains:
+        return
+    over = max(changes) > 1 + _ROOM
+    said = (
+        f"One example of the measured batches can change the sum by {max(changes):.3g} times the bound, where the accountant assumes 1."
+        if over
+        else f"Leaving out one example of the measured batches changes the sum by at most {max(changes):.3g} times the bound."
+    )
+    yield ConformanceCheck(
+        about="sensitivity",
+        outcome="contradicted" if over else "not contradicted",
+        sentence=said,
+        expected=1.0,
+        observed=max(changes),
+    )
+
+
+_ROOM = 1e-3
+"""Share of the bound by which rounding may exceed it. Our choice."""
+
+
+# ----------------------------------------------------------------------------------- distribution and independence
+def _distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, clipping: bool) -> ConformanceCheck:
+    """Return whether entries near zero, far from it and above it are as frequent as under a normal distribution.
+
+    Args:
+        steps: the measured steps.
+        share: level of these tests.
+        level: whether the noise has the declared level. If not, it is compared with a normal distribution of the measured level.
+        clipping: whether the signal is the declared one; nothing is tested if it is not.
+    """
+    parts = [part for step in steps for part in step.parameters if level or part.ratio > NO_NOISE]
+    n = sum(part.entries for part in parts)
+    if clipping or not n:
+        why = "what the signal is" if clipping else "where there is noise"
+        return ConformanceCheck(
+            about="distribution",
+            outcome="not tested",
+            sentence=f"The shape of the noise is not tested, because it is not known {why}.",
+        )
+    sizes = [1.0 if level else part.ratio for part in parts]
+    bounds = (
+        (
+            f"within {NEAR:g} sigma of zero",
+            [part.near for part in parts],
+            [1 - 2 * stats.norm.sf(NEAR / one) for one in sizes],
+        ),
+        (f"beyond {FAR:g} sigma", [part.far for part in parts], [2 * stats.norm.sf(FAR / one) for one in sizes]),
+        ("above zero", [part.positive for part in parts], [0.5 for _ in sizes]),
+    )
+    wrong = []
+    for what, seen, chances in bounds:
+        k, p = sum(seen), sum(part.entries * float(chance) for part, chance in zip(parts, chances, strict=True)) / n
+        tail = 2 * min(float(stats.binom.cdf(k, n, p)), float(stats.binom.sf(k - 1, n, p)))
+        if tail <= (share / len(bounds) if level else _ESTIMATED) and (level or abs(k / (n * p) - 1) > _CLEAR):
+            wrong.append((what, k, p))
+    if not wrong:
+        return ConformanceCheck(
+            about="distribution",
+            outcome="not contradicted",
+            sentence=f"The tails, the middle and the signs of {n:,} entries are those of a normal distribution.",
+            tests=len(bounds),
+        )
+    said = "; ".join(
+        f"{k / n:.3%} of the entries are {what}, where a normal distribution has {p:.3%}" for what, k, p in wrong
+    )
+    rounded = wrong[0][0] == bounds[0][0] and wrong[0][1] > wrong[0][2] * n
+    hint = ". Small draws may have been rounded to zero, as in float16" if rounded else ""
+    return ConformanceCheck(
+        about="distribution",
+        outcome="contradicted",
+        sentence=f"The noise is not Gaussian: {said}{hint}.",
+        tests=len(bounds),
+    )
+
+
+_ESTIMATED = 1e-6
+"""Level of the same tests against a measured standard deviation, whose error they neglect. Our choice."""
+
+
+def _independence(
+    sketches: Sequence[Sketch], steps: Sequence[StepMeasured], share: float, signal: Signal
+) -> ConformanceCheck:
+    """Return whether two steps, or two parameters, have the same noise."""
+    by_id = {step.step: step for step in steps}
+    noisy = {(s.step, p.name) for s in steps for p in s.parameters if p.ratio > NO_NOISE}
+    rows = [
+        (sketch.step, name, row[0] - signal.factor * row[1 + signal.number(by_id[sketch.step])])
+        for sketch in sketches
+        for name, row in sketch.rows.items()
+        if row.shape[1] >= FEWEST_COMPARED and (sketch.step, name) in noisy
+    ]
+    tests = len(rows) * (len(rows) - 1) // 2
+    if not tests or not signal.explains:
+        return ConformanceCheck(
+            about="independence", outcome="not tested", sentence="There are too few entries that are known to be noise."
+        )
+    width = max(len(row) for *_, row in rows)
+    matrix = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for *_, row in rows]).double()
+    present = torch.stack([torch.arange(width) < len(row) for *_, row in rows]).double()
+    both = present @ present.T
+    squares = (matrix**2) @ present.T
+    cosine = (matrix @ matrix.T) / (squares * squares.T).clamp(min=1e-30).sqrt()
+    upper = torch.triu(torch.ones_like(cosine, dtype=torch.bool), 1)
+    which = [(int(a), int(b)) for a, b in (upper & (cosine.abs() > _SUSPECT)).nonzero().tolist()]
+    zeros = [_share_of_zeros(row) for *_, row in rows]
+    same = [
+        (a, b)
+        for a, b in which
+        if _p_of_cosine(float(cosine[a, b]), int(both[a, b])) <= share / tests and max(zeros[a], zeros[b]) < _SPARSE
+    ]
+    if not same:
+        return ConformanceCheck(
+            about="independence",
+            outcome="not contradicted",
+            sentence=f"No two of {counted(len(rows), 'draw')} of noise (steps and parameters) are alike.",
+            tests=tests,
+        )
+    across = [(a, b) for a, b in same if rows[a][0] != rows[b][0]]
+    kind = "steps" if across else "parameters of one step"
+    a, b = max(across or same, key=lambda pair: abs(float(cosine[pair])))
+    one, other = (rows[a][0], rows[b][0]) if across else (rows[a][1], rows[b][1])
+    said = (
+        f"Different {kind} have the same noise: {one} and {other}, correlation {float(cosine[a, b]):.3f}, as if the random generator had started "
+        "from the same seed."
+    )
+    return ConformanceCheck(
+        about="independence",
+        outcome="contradicted",
+        sentence=said,
+        parameters=tuple(dict.fromkeys(rows[n][1] for pair in same for n in pair)),
+        observed=float(cosine[a, b]),
+        expected=0.0,
+        tests=tests,
+    )
+
+
+def _share_of_zeros(row: torch.Tensor) -> float:
+    return float((row.abs() < NEAR).double().mean())
+
+
+_SPARSE = 0.5
+"""Share of entries near zero from which on a draw is not compared: the test assumes a normal distribution. Our choice."""
+
+_SUSPECT = 0.1
+"""Least correlation for which a p-value is computed, to save time. Our choice: below it none of 1,024 entries is significant at any level used."""
+
+
+def _p_of_cosine(cosine: float, n: int) -> float:
+    """Return the two-sided p-value of the cosine of two independent normal vectors of n entries; exact (Student's t, n - 1 degrees)."""
+    t = cosine * math.sqrt((n - 1) / max(1e-300, 1 - cosine**2))
+    return float(2 * stats.t.sf(abs(t), n - 1))

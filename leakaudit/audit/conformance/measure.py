@@ -1,0 +1,323 @@
+"""The measurement of one step: its residual against the noise that it declares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakaudit.audit.accuracy import Accuracy, loses_dropout
+from leakaudit.audit.comparison import Update
+from leakaudit.audit.conformance.measured import (
+    Rule,
+    Sketch,
+    StepMeasured,
+    noise_of,
+    products_of,
+    residuals,
+    sketch_of,
+)
+from leakaudit.audit.declared_noise import noise_is_changed
+from leakaudit.audit.expected_update import expected_update
+from leakaudit.client.per_example import NORM_FLOOR, ExampleClipping
+from leakaudit.client.step import ClientStep
+from leakaudit.errors import SnapshotError
+
+DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_PASS, MEAN = (
+    "as declared",
+    "without clipping",
+    "each parameter by itself",
+    "each layer by itself",
+    "each micro-batch as a whole",
+    "the mean as a whole",
+)
+"""Ways to clip, as the results name them."""
+
+MOST_ENTRIES = 200_000_000
+"""Parameters up to which other ways to clip are compared. Our choice: the five sums then take 4 GB."""
+
+MOST_EXAMPLES = 64
+"""Examples whose directions are compared; each costs a second backward pass. Our choice."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was found of one step."""
+
+    step: StepMeasured
+    sketch: Sketch
+
+
+def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Update | None = None) -> Measurement | None:
+    """Compute a step again and return the sums by which its noise is judged.
+
+    Args:
+        step_id: id of the step.
+        step: the step, with the defences that the protocol declares.
+        observed: parameter name -> update that was sent.
+        repeated: the update before the declared defences, if it is known; None computes the step.
+
+    Returns:
+        The sums; None if no declared defence adds noise.
+
+    Raises:
+        SnapshotError: a declared defence changes the noise, or the step cannot be computed again. The message is a clause.
+        ModelError: as for `ClientStep.update`.
+    """
+    plugins = _noisy_plugins(step)
+    if not plugins:
+        return None
+    if loses_dropout(step) and repeated is None:
+        raise SnapshotError("the random numbers of its dropout were not kept, so it cannot be computed again")
+    accuracy = Accuracy.of(step)
+    clipping = _clipping(step, plugins, observed) if repeated is None else None
+    if clipping is None:
+        bare = step.update() if repeated is None else repeated
+        expected, levels = expected_update(step, plugins, bare, observed, accuracy.largest)
+        rules = (
+            {DECLARED: expected, UNCLIPPED: bare} if any(p.clipping_bound for p in plugins) else {DECLARED: expected}
+        )
+        sums = Sums(rules)
+    else:
+        sums = Sums.of(step, clipping, alone=not accuracy.is_coarse)
+        expected = sums.updates[DECLARED]
+        levels = expected_update(step, [_Added(plugin) for plugin in plugins], expected, observed, accuracy.largest)[1]
+    sigma = dict(levels.by_parameter)
+    if not any(sigma.values()):
+        return None
+    found = residuals(observed, expected, sigma)
+    error = {name: accuracy.largest * float(expected[name].norm()) for name in found}
+    updates = [{name: observed[name] for name in sigma}, *sums.updates.values()]
+    products = products_of(updates, sigma)
+    whole = torch.stack(list(products.values())).sum(0)
+    examples = _along_examples(step, clipping, found, sigma, sums) if clipping is not None else _Examples()
+    return Measurement(
+        StepMeasured(
+            step=step_id,
+            mechanism=" + ".join(_with_numbers(plugin) for plugin in plugins),
+            examples=step.truth.examples(),
+            expected_examples=None if clipping is None else clipping.divisor,
+            passes=len(step.truth.micro_batches),
+            processes=step.recipe.processes,
+            bound=next((p.clipping_bound for p in plugins if p.clipping_bound), None),
+            noise_multiplier=next((p.gaussian_multiplier for p in plugins if p.gaussian_multiplier is not None), None),
+            parameters=tuple(
+                noise_of(name, residual, expected[name], sigma[name], error[name], products[name])
+                for name, residual in found.items()
+            ),
+            rules=tuple(
+                Rule(
+                    name=name,
+                    product=float(whole[0, number]),
+                    squares=tuple(whole[number, 1:].tolist()),
+                    sensitivity=(examples.moved_mean or None) if name == MEAN else sums.largest.get(name),
+                )
+                for number, name in enumerate(sums.updates, 1)
+            ),
+            largest_along_example=examples.largest,
+            tested_examples=examples.tested,
+            rounding_along=math.sqrt(sum((error[name] / sigma[name]) ** 2 for name in found)),
+        ),
+        sketch_of(step_id, updates, sigma),
+    )
+
+
+def _noisy_plugins(step: ClientStep) -> list[Any]:
+    """Return the declared defences that do something.
+
+    Returns:
+        The plugins; empty if none of them adds noise.
+
+    Raises:
+        SnapshotError: the noise cannot be judged.
+    """
+    if any(plugin is None for plugin in step.facts.known_defenses):
+        raise SnapshotError("it declares a defence that is not known here")
+    plugins = [plugin for plugin in step.facts.known_defenses if plugin is not None and not plugin.is_identity()]
+    noisy = [plugin.without_noise() != plugin for plugin in plugins]
+    if not any(noisy):
+        return []
+    if noise_is_changed(noisy):
+        raise SnapshotError("a declared defence changes the noise after it was added")
+    if sum(noisy) > 1:
+        raise SnapshotError("two declared defences add noise")
+    if any(adds and not plugin.gaussian for plugin, adds in zip(plugins, noisy, strict=True)):
+        raise SnapshotError("the declared noise is not Gaussian")
+    return plugins
+
+
+def _clipping(step: ClientStep, plugins: list[Any], observed: Update) -> ExampleClipping | None:
+    """Return how each example is clipped, if that is all that happens before the noise."""
+    found: ExampleClipping | None = plugins[0].example_clipping(step, observed)
+    return found if found is None or len(plugins) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A defence whose expected update is known already."""
+
+    plugin: Any
+
+    def expected(self, _step: ClientStep, recomputed: Update, _observed: Update, _tolerance: float) -> Update:
+        return recomputed
+
+    def added_noise(self, step: ClientStep, clean: Update) -> float:
+        level: float = self.plugin.added_noise(step, clean)
+        return level
+
+    def chosen(self, model: torch.nn.Module) -> frozenset[str] | None:
+        names: frozenset[str] | None = self.plugin.chosen(model)
+        return names
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The updates without noise that different ways to clip would have made."""
+
+    updates: Mapping[str, Update]
+    """Way to clip -> update."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """Way to clip -> largest L2 norm of what one example adds, divided by the bound."""
+
+    @classmethod
+    def of(cls, step: ClientStep, clipping: ExampleClipping, *, alone: bool) -> Sums:
+        """Go through the examples once and add them up in each way.
+
+        Raises:
+            SnapshotError: the gradients of the examples cannot be computed.
+        """
+        clips: dict[str, Callable[[dict[str, Tensor]], None]] = {DECLARED: clipping.clip}
+        if sum(p.numel() for p in step.model.parameters()) <= MOST_ENTRIES:
+            clips |= {
+                UNCLIPPED: lambda _example: None,
+                BY_PARAMETER: lambda example: _clip_groups(example, clipping.bound, _alone),
+                BY_LAYER: lambda example: _clip_groups(example, clipping.bound, _layer),
+            }
+        totals: dict[str, dict[str, Tensor]] = {name: {} for name in clips}
+        largest = dict.fromkeys(clips, 0.0)
+        by_pass: dict[int, dict[str, Tensor]] = {}
+        sizes: dict[int, int] = {}
+        for number, example in step.example_gradients(summed=clipping.summed, alone=alone):
+            sizes[number] = sizes.get(number, 0) + 1
+            for name, clip in clips.items():
+                own = {key: gradient.clone() for key, gradient in example.items()} if len(clips) > 1 else example
+                clip(own)
+                largest[name] = max(largest[name], _norm(own) / clipping.bound)
+                _add(totals[name], own)
+            if len(clips) > 1 and len(step.truth.micro_batches) > 1:
+                _add(by_pass.setdefault(number, {}), example)
+        if not totals[DECLARED]:
+            raise SnapshotError("its batch is empty")
+        divided = {
+            name: {key: gradient / clipping.divisor for key, gradient in total.items()}
+            for name, total in totals.items()
+        }
+        if UNCLIPPED in totals:
+            divided[MEAN] = _clipped_mean(totals[UNCLIPPED], sum(sizes.values()), clipping.bound)
+        for number, total in by_pass.items():
+            _add(
+                divided.setdefault(BY_PASS, {}),
+                _clipped_mean(total, sizes[number] * len(by_pass), clipping.bound, len(by_pass)),
+            )
+        return cls(divided, largest)
+
+
+def _clipped_mean(total: Mapping[str, Tensor], examples: int, bound: float, shares: int = 1) -> dict[str, Tensor]:
+    """Return one of `shares` equal shares of a mean, the mean clipped as a whole."""
+    mean = {name: gradient / examples for name, gradient in total.items()}
+    _clip_groups(mean, bound / shares, _together)
+    return mean
+
+
+def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, gradient in more.items():
+        total[name] = total[name].add_(gradient) if name in total else gradient.float().clone()
+
+
+def _norm(update: Mapping[str, Tensor]) -> float:
+    return float(torch.stack([gradient.norm() for gradient in update.values()]).norm())
+
+
+def _alone(name: str) -> str:
+    return name
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _together(_name: str) -> str:
+    return ""
+
+
+def _clip_groups(example: dict[str, Tensor], bound: float, group: Callable[[str], str]) -> None:
+    """Clip the parameters of each group to one bound, in place."""
+    members: dict[str, list[Tensor]] = {}
+    for name, gradient in example.items():
+        members.setdefault(group(name), []).append(gradient)
+    for gradients in members.values():
+        factor = min(1.0, bound / (float(torch.stack([g.norm() for g in gradients]).norm()) + NORM_FLOOR))
+        for gradient in gradients:
+            gradient.mul_(factor)
+
+
+@dataclass
+class _Examples:
+    """What the directions of single examples show."""
+
+    largest: float = 0.0
+    tested: int = 0
+    moved_mean: float = 0.0
+
+
+def _along_examples(
+    step: ClientStep, clipping: ExampleClipping, found: Mapping[str, Tensor], sigma: Mapping[str, float], sums: Sums
+) -> _Examples:
+    """Return the largest product of the residual with one example's direction.
+
+    And how far one example moves the mean of the batch, if the mean is clipped as a whole.
+    """
+    seen, examples = _Examples(), step.truth.examples()
+    if examples > MOST_EXAMPLES or UNCLIPPED not in sums.updates:
+        return seen
+    whole = {name: clipping.divisor * gradient for name, gradient in sums.updates[UNCLIPPED].items()}
+    for _, example in step.example_gradients(summed=clipping.summed, alone=True):
+        product = squares = 0.0
+        for name, residual in found.items():
+            direction = example[name].float().flatten()
+            product += float(residual @ direction) / sigma[name]
+            squares += float(direction @ direction) / sigma[name] ** 2
+        if squares > 0:
+            seen.largest = max(seen.largest, abs(product) / math.sqrt(squares))
+            seen.tested += 1
+        if examples > 1:
+            moved = _change_of_clipped_mean(whole, example, examples, clipping.bound)
+            seen.moved_mean = max(seen.moved_mean, moved * clipping.divisor / clipping.bound)
+    return seen
+
+
+def _change_of_clipped_mean(
+    whole: Mapping[str, Tensor], example: Mapping[str, Tensor], examples: int, bound: float
+) -> float:
+    """Return how far the clipped mean of a batch moves if one example is left out."""
+    own = {name: gradient / examples for name, gradient in whole.items()}
+    rest = {name: (whole[name] - example[name]) / (examples - 1) for name in whole}
+    for mean in (own, rest):
+        _clip_groups(mean, bound, _together)
+    return _norm({name: own[name] - rest[name] for name in own})
+
+
+def _with_numbers(plugin: Any) -> str:
+    """Return a defence with its numbers, such as `dp-sgd(noise_multiplier=1, max_grad_norm=1)`."""
+    numbers = ", ".join(_numbers(plugin.declared().parameters))
+    return f"{plugin.name}({numbers})" if numbers else plugin.name
+
+
+def _numbers(parameters: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in parameters.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{name}={value:g}"

@@ -1,0 +1,202 @@
+"""What the conformance of a step is judged by: sums over its residual.
+
+The residual of a step is (observed update - expected update) / sigma for each entry, with the declared sigma. If the step did what it declares,
+its entries are independent draws of a standard normal distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+SKETCH = 256
+"""First entries of each parameter that are kept to compare draws. Our choice: equal draws then have a correlation of 1, where independent ones
+have a standard deviation of 0.06."""
+
+NEAR, FAR = 0.01, 3.0
+"""Entries nearer to zero and further from it than this, in units of sigma, are counted. Our choice: a normal distribution has 0.8 % of its values
+below the one and 0.27 % beyond the other."""
+
+
+class Measured(BaseModel):
+    """Frozen data that a process keeps for a later one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ParameterNoise(Measured):
+    """The residual of one parameter in one step."""
+
+    name: str
+    entries: int
+    sigma: float
+    """Declared standard deviation, in the units of the update."""
+    squares: float
+    """Sum of the squares of the residual."""
+    rounding: float
+    """Largest L2 norm of the residual that rounding alone explains."""
+    along: float
+    """Product of the residual with the expected update of this parameter, divided by that update's norm; 0 where it is zero."""
+    near: int
+    """Entries below `NEAR`."""
+    far: int
+    """Entries beyond `FAR`."""
+    positive: int
+    """Entries above zero."""
+    seen: float
+    """Sum of the squares of the observed update, divided by sigma."""
+    rules: tuple[tuple[float, float], ...]
+    """For each of the step's rules the product of the observed update with it, and its squared norm, both divided by sigma squared."""
+
+    def squares_under(self, rule: int, factor: float) -> float:
+        """Return the sum of the squares of observed update minus `factor` times the update of a rule."""
+        product, norm = self.rules[rule]
+        return max(0.0, self.seen - 2 * factor * product + factor**2 * norm)
+
+    @property
+    def ratio(self) -> float:
+        """Estimated standard deviation, divided by the declared one."""
+        return float((self.squares / self.entries) ** 0.5)
+
+
+class Rule(Measured):
+    """An update that a step would have sent without noise under one way of clipping."""
+
+    name: str
+    product: float
+    """Product of the observed update with it, both divided by sigma."""
+    squares: tuple[float, ...]
+    """Its products with each of the step's rules, divided by sigma squared, in their order."""
+    sensitivity: float | None
+    """Largest L2 norm by which one example of the batch changes the sum, divided by the declared bound; None if unknown."""
+
+
+class StepMeasured(Measured):
+    """Everything that is kept of one step."""
+
+    step: str
+    """Id of the step."""
+    mechanism: str
+    """The declared defences, with their numbers."""
+    examples: int
+    """Number of examples of the step."""
+    expected_examples: float | None
+    """The number by which the client divides its sum; None if no example is clipped by itself."""
+    passes: int
+    """Number of micro-batches."""
+    processes: int
+    bound: float | None
+    """Declared clipping bound; None without one."""
+    noise_multiplier: float | None
+    """Declared standard deviation of the noise, divided by what one example can change; None if that is not bounded."""
+    parameters: tuple[ParameterNoise, ...]
+    rules: tuple[Rule, ...] = ()
+    """The declared way of clipping comes first."""
+    largest_along_example: float = 0.0
+    """Largest absolute product of the residual with the direction of one example's gradient."""
+    tested_examples: int = 0
+    """Number of examples whose directions were compared."""
+    rounding_along: float = 0.0
+    """Largest product of the residual with a direction that rounding alone explains."""
+
+    @property
+    def squares(self) -> float:
+        """Sum of the squares of the residual over all parameters."""
+        return sum(one.squares for one in self.parameters)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of all parameters."""
+        return sum(one.entries for one in self.parameters)
+
+    @property
+    def rounding(self) -> float:
+        """Largest L2 norm of the whole residual that rounding alone explains."""
+        return float(sum(one.rounding**2 for one in self.parameters) ** 0.5)
+
+    @property
+    def ratio(self) -> float:
+        """Estimated standard deviation over all parameters, divided by the declared one."""
+        return float((self.squares / self.entries) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The first entries of a step's update and of the updates of its rules, for each parameter with noise."""
+
+    step: str
+    rows: Mapping[str, Tensor]
+    """Parameter name -> (1 + rules, n) float32, the observed update first, divided by sigma; n at most `SKETCH`."""
+
+
+def residuals(
+    observed: Mapping[str, Tensor], expected: Mapping[str, Tensor], sigma: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Return the residual of every parameter with declared noise, flat, float32."""
+    return {
+        name: ((observed[name] - expected[name]).float() / sigma[name]).flatten()
+        for name in expected
+        if sigma.get(name, 0.0) > 0
+    }
+
+
+def noise_of(
+    name: str, residual: Tensor, expected: Tensor, sigma: float, tolerance: float, products: Tensor
+) -> ParameterNoise:
+    """Return the sums of one parameter.
+
+    Args:
+        name: of the parameter.
+        residual: (n,) of it.
+        expected: its expected update.
+        sigma: declared standard deviation.
+        tolerance: largest error of the recomputation, as an L2 norm in the units of the update.
+        products: (1 + rules, 1 + rules) float64, of the observed update and those of the rules, divided by sigma squared.
+    """
+    direction = expected.float().flatten()
+    norm = float(direction.norm())
+    size = residual.abs()
+    return ParameterNoise(
+        name=name,
+        entries=residual.numel(),
+        sigma=sigma,
+        squares=sum(float(part.double() @ part.double()) for part in residual.split(_DOUBLE)),
+        rounding=tolerance / sigma,
+        along=float(residual @ direction) / norm if norm else 0.0,
+        near=int((size < NEAR).sum()),
+        far=int((size > FAR).sum()),
+        positive=int((residual > 0).sum()),
+        seen=float(products[0, 0]),
+        rules=tuple(
+            (float(products[0, number]), float(products[number, number])) for number in range(1, len(products))
+        ),
+    )
+
+
+_DOUBLE = 1 << 22
+"""Entries of which a copy in float64 is made at a time. Our choice: 32 MB."""
+
+
+def sketch_of(step: str, updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, float]) -> Sketch:
+    """Return the first entries of the observed update and of those of the rules."""
+    rows = {
+        name: torch.stack([update[name].flatten()[:SKETCH].float() / level for update in updates]).cpu()
+        for name, level in sigma.items()
+        if level > 0
+    }
+    return Sketch(step, rows)
+
+
+def products_of(updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return the products of updates with each other by parameter, divided by sigma squared: (n, n) float64 for n updates."""
+    found = {}
+    for name, level in sigma.items():
+        if level > 0:
+            rows = torch.stack([update[name].float().flatten() for update in updates])
+            parts = rows.split(_DOUBLE // len(updates) + 1, dim=1)
+            found[name] = sum((part.double() @ part.double().T for part in parts), torch.zeros(())) / level**2
+    return found

@@ -1,0 +1,158 @@
+"""Which way of clipping made the signal below the noise."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from leakaudit.audit.conformance.measure import BY_LAYER, BY_PARAMETER, BY_PASS, DECLARED, MEAN, UNCLIPPED
+from leakaudit.audit.conformance.measured import StepMeasured
+
+COST_OF_A_FACTOR = 10.0
+"""Gain of twice the log-likelihood that a fitted factor has to bring. Our choice: chance brings it in one of 600 cases."""
+
+SAME = 1e-8
+"""Share of the declared update's squared norm below which another rule gives the same update. Our choice: rounding of float32."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The rule that explains the updates of all steps best."""
+
+    rule: str
+    factor: float = 1.0
+    """Factor of its update; 1 unless it acts on means."""
+    error: float = 0.0
+    """Standard error of that factor."""
+    explains: bool = True
+    """Whether nothing significant is left of the other rules' updates."""
+
+    def number(self, step: StepMeasured) -> int:
+        """Return the place of the rule among those of a step."""
+        return next(number for number, rule in enumerate(step.rules) if rule.name == self.rule)
+
+
+AS_DECLARED = Signal(DECLARED)
+
+
+def excess(steps: Sequence[StepMeasured]) -> float:
+    """Return by how much larger than declared the noise is, at least 1.
+
+    Distances are divided by it, so that a wrong level alone shows no wrong clipping.
+    """
+    return max(1.0, math.sqrt(sum(s.squares for s in steps) / sum(s.entries for s in steps)))
+
+
+def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
+    """Yield how many standard errors the residual has along each rule, and along its difference from the declared one."""
+    level = excess(steps)
+    for name in _names(steps):
+        for minus in (0.0, 1.0) if name != DECLARED else (0.0,):
+            product = squares = rounding = 0.0
+            for step in steps:
+                number = next((n for n, rule in enumerate(step.rules) if rule.name == name), None)
+                if number is None:
+                    continue
+                rule, own = step.rules[number], step.rules[0]
+                cross = own.squares[number]
+                product += (rule.product - cross) - minus * (own.product - own.squares[0])
+                length = max(0.0, rule.squares[number] - 2 * minus * cross + minus**2 * own.squares[0])
+                squares += length
+                rounding += step.rounding_along * math.sqrt(length)
+            if squares > SAME * sum(step.rules[0].squares[0] for step in steps):
+                yield max(0.0, abs(product) - rounding) / math.sqrt(squares) / level
+
+
+def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
+    """Return the rules that the noise hides: their updates are too near to the declared one to be told from it.
+
+    Args:
+        steps: the measured steps.
+        limit: standard errors from which on a difference is seen; two more are needed to see it with a probability of 97 %.
+    """
+    hidden = []
+    for name in _names(steps)[1:]:
+        squares = 0.0
+        for step in steps:
+            number = next((n for n, rule in enumerate(step.rules) if rule.name == name), None)
+            if number is not None:
+                own = step.rules[0]
+                squares += max(0.0, step.rules[number].squares[number] - 2 * own.squares[number] + own.squares[0])
+        if math.sqrt(squares) / excess(steps) < limit + 2:
+            hidden.append(name)
+    return hidden
+
+
+def along_parameters(steps: Sequence[StepMeasured]) -> Iterator[float]:
+    """Yield how many standard errors the residual of each parameter has along its expected update."""
+    along: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for step in steps:
+        for one in step.parameters:
+            along[one.name].append((one.along, one.rounding))
+    level = excess(steps)
+    for values in along.values():
+        total, rounding = sum(value for value, _ in values), sum(room for _, room in values)
+        yield max(0.0, abs(total) - rounding) / math.sqrt(len(values)) / level
+
+
+def best_signal(steps: Sequence[StepMeasured], limit: float) -> Signal:
+    """Return the rule that explains the updates best.
+
+    A rule that acts on means may need a factor, which counts as one more number to be fitted.
+
+    Args:
+        steps: the measured steps.
+        limit: standard errors along another rule from which on something is left to explain.
+    """
+    best, most = AS_DECLARED, -math.inf
+    for name in _names(steps):
+        rules = [(rule, number) for step in steps for number, rule in enumerate(step.rules) if rule.name == name]
+        product = sum(rule.product for rule, _ in rules)
+        squares = sum(rule.squares[number] for rule, number in rules)
+        if len(rules) < len(steps) or squares <= 0:
+            continue
+        gains = [(2 * product - squares, 1.0)]
+        if name in (MEAN, BY_PASS):
+            gains.append((product**2 / squares - COST_OF_A_FACTOR, product / squares))
+        for gain, factor in gains:
+            if gain > most:
+                best, most = Signal(name, factor, 1 / math.sqrt(squares)), gain
+    return Signal(best.rule, best.factor, best.error, _left(steps, best) <= limit)
+
+
+def _left(steps: Sequence[StepMeasured], signal: Signal) -> float:
+    """Return the most standard errors that are left along any rule."""
+    level, most = excess(steps), 0.0
+    for name in _names(steps):
+        product = squares = 0.0
+        for step in steps:
+            numbers = {rule.name: number for number, rule in enumerate(step.rules)}
+            if name in numbers:
+                rule = step.rules[numbers[name]]
+                product += rule.product - signal.factor * rule.squares[numbers[signal.rule]]
+                squares += rule.squares[numbers[name]]
+        most = max(most, abs(product) / math.sqrt(squares) / level if squares else 0.0)
+    return most
+
+
+def _names(steps: Sequence[StepMeasured]) -> list[str]:
+    return list(dict.fromkeys(rule.name for step in steps for rule in step.rules))
+
+
+def in_words(signal: Signal, steps: Sequence[StepMeasured], far: float) -> str:
+    """Return how the steps clip, in a sentence."""
+    distance = f" ({far:.3g} standard errors from the declared clipping)"
+    factor = "" if abs(signal.factor - 1) <= 4 * signal.error else f", {signal.factor:.3g} times"
+    known = {
+        UNCLIPPED: f"The gradients of the examples are not clipped{distance}.",
+        BY_PARAMETER: f"Each of {len(steps[0].parameters)} parameters is clipped to the whole bound by itself, and not each example as a whole{distance}.",
+        BY_LAYER: f"Each layer is clipped to the whole bound by itself, and not each example as a whole{distance}.",
+        BY_PASS: f"The bound is applied to the mean of each micro-batch and not to each example{factor}{distance}.",
+        MEAN: f"The bound is applied after the gradients are averaged and not to each example{factor}{distance}.",
+    }
+    unknown = (
+        f"Below the noise is another update than the declared clipping gives{distance}; no usual mistake explains it."
+    )
+    return known.get(signal.rule, unknown) if signal.explains else unknown

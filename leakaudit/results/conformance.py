@@ -1,0 +1,76 @@
+"""Whether a run's updates carry the noise that an accountant of differential privacy assumes.
+
+A check that holds does not confirm an epsilon. It says that a statistical test of a stated level found nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+Outcome = Literal["not contradicted", "contradicted", "not tested"]
+"""What a check found. It never confirms."""
+
+Subject = Literal[
+    "noise", "clipping", "denominator", "distribution", "independence", "sampling", "composition", "sensitivity"
+]
+"""What a check is about."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+
+class ConformanceCheck(_Model):
+    """One assumption of the accountant, and what the kept steps say of it."""
+
+    about: Subject
+    outcome: Outcome
+    sentence: str
+    """What was found, with the cause where one is known."""
+    parameters: tuple[str, ...] = ()
+    """Parameters that the finding is about; empty for all."""
+    expected: FiniteFloat | None = None
+    """The number that the mechanism declares, such as the noise multiplier."""
+    observed: FiniteFloat | None = None
+    """The same number as the updates show it."""
+    lower: FiniteFloat | None = None
+    """Lower end of its 95 % interval; None without one."""
+    upper: FiniteFloat | None = None
+    """Upper end of that interval."""
+    tests: Annotated[int, Field(ge=0)] = 0
+    """Number of statistical tests of this check."""
+
+
+class Conformance(_Model):
+    """The comparison of a run's updates with its declared mechanism."""
+
+    mechanism: str
+    """The declared defences, with their numbers."""
+    steps: tuple[str, ...]
+    """Ids of the steps that were measured."""
+    level: Annotated[FiniteFloat, Field(gt=0.0, lt=1.0)]
+    """Largest probability that a run is contradicted that does what it declares, over all statistical tests together."""
+    checks: tuple[ConformanceCheck, ...]
+    left_out: tuple[str, ...] = ()
+    """Why other kept steps were not measured, each as a clause."""
+
+    @property
+    def contradicted(self) -> tuple[ConformanceCheck, ...]:
+        """The checks that found a contradiction."""
+        return tuple(one for one in self.checks if one.outcome == "contradicted")
+
+
+CONTRADICTED = "This run does not implement what its accountant assumes"
+"""How a sentence on a contradiction begins."""
+
+
+def in_words(found: Conformance) -> str:
+    """Return the whole comparison in a sentence or two."""
+    if found.contradicted:
+        return f"{CONTRADICTED}: {' '.join(one.sentence for one in found.contradicted)}"
+    tested = [one.about for one in found.checks if one.outcome == "not contradicted"]
+    if not tested:
+        return "Nothing was tested of what the accountant assumes."
+    return f"Not contradicted by {len(found.steps)} measured steps ({', '.join(dict.fromkeys(tested))}); this does not confirm an epsilon."
