@@ -94,7 +94,7 @@ def lower_bound(k: int, n: int, confidence: float = 0.95) -> float:
     _check(k, n, confidence)
     if k == 0:
         return 0.0
-    return round(_root(lambda rate: _at_least(k, n, rate) >= 1.0 - confidence), _DIGITS)
+    return round(_root(lambda rate: at_least(k, n, rate) >= 1.0 - confidence), _DIGITS)
 
 
 def _root(reached: Callable[[float], bool]) -> float:
@@ -108,10 +108,10 @@ def _root(reached: Callable[[float], bool]) -> float:
 
 def _at_most(k: int, n: int, rate: float) -> float:
     """Return P(Binomial(n, rate) <= k)."""
-    return _at_least(n - k, n, 1.0 - rate)
+    return at_least(n - k, n, 1.0 - rate)
 
 
-def _at_least(k: int, n: int, rate: float) -> float:
+def at_least(k: int, n: int, rate: float) -> float:
     """Return P(Binomial(n, rate) >= k).
 
     The tail that lies beyond the mean is summed from its largest term on; each next term comes from the one before it. Only the first one
@@ -122,7 +122,7 @@ def _at_least(k: int, n: int, rate: float) -> float:
     if k > n or rate <= 0.0:
         return 0.0
     if k <= n * rate:  # the other tail lies beyond the mean
-        return 1.0 - _at_least(n - k + 1, n, 1.0 - rate)
+        return 1.0 - at_least(n - k + 1, n, 1.0 - rate)
     odds = rate / (1.0 - rate)
     term = math.exp(_log_choose(n, k) + k * math.log(rate) + (n - k) * math.log1p(-rate))
     total, share = 1.0, 1.0
@@ -279,7 +279,7 @@ def quantile_bounds(values: Sequence[float], quantile: float = 0.95, confidence:
         return None
     n, ordered = len(values), sorted(values)
     # the i-th smallest is at most the quantile with probability P(Binomial >= i), and at least it with P(Binomial < i)
-    lower = [i for i in range(1, n + 1) if _at_least(i, n, quantile) >= confidence]
+    lower = [i for i in range(1, n + 1) if at_least(i, n, quantile) >= confidence]
     upper = [i for i in range(1, n + 1) if _at_most(i - 1, n, quantile) >= confidence]
     return Bounds(
         lower=ordered[lower[-1] - 1] if lower else 0.0,
