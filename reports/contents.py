@@ -22,6 +22,7 @@ ORDER = (
     "labels",
     "defences",
     "frontier",
+    "membership",
     "conformance",
     "confidence",
     "coverage",

@@ -23,6 +23,7 @@ from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.verdict_screen import new_console, print_verdict
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.files import load_results
+from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
 from leakaudit.results.wording import counted
 
@@ -67,6 +68,9 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
     if attack_names(redacted.results):
         console.print()
         _print_matrix(redacted.results, console)
+    if (members := redacted.results.membership) is not None:
+        console.print()
+        console.print(Text(plain(f"membership: {members_in_words(members)}")))
     if report is not None:
         console.print()
         console.print(Text(f"report: {plain(str(report))}"), soft_wrap=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from leakaudit.gate.evidence import usable
 from leakaudit.results.consistency import lacking_steps, moment, unexplained_steps
+from leakaudit.results.membership import pooled
 from leakaudit.results.schema import (
     Attempt,
     Catalogue,
@@ -61,6 +62,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "summaries": (),
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
+            "membership": pooled([run.membership for run in runs], [run.run.id for run in runs]),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,
         }

@@ -210,13 +210,13 @@ def one_in(false_rate: float) -> str:
     return f"one false alarm in {round(1 / false_rate)}"
 
 
-def in_words(found: Membership) -> str:
+def in_words(found: Membership, false_rate: float = FALSE_RATES[0]) -> str:
     """Return what the updates say of who was in the steps, in a sentence or two."""
-    point = found.at(FALSE_RATES[0])
+    point = found.at(false_rate)
     if point is None:
         return (
             f"Who was in a step is not decided: {counted(found.calibration, 'score')} of calibration texts "
-            f"{'is' if found.calibration == 1 else 'are'} too few for {one_in(FALSE_RATES[0])}."
+            f"{'is' if found.calibration == 1 else 'are'} too few for {one_in(false_rate)}."
         )
     if why := broken(found, point):
         return f"Who was in a step is not decided. {why}"

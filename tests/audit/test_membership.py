@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,12 +58,12 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Results]]:
+def audited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     """Give the folder and the results of one audit."""
     folder = tmp_path_factory.mktemp("membership")
     done = CliRunner().invoke(main, command(folder), catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
-    yield folder / "out", load_results(folder / "out")
+    return folder / "out", load_results(folder / "out")
 
 
 def test_an_update_of_one_step_names_its_texts(audited: tuple[Path, Results]) -> None:
@@ -77,7 +76,8 @@ def test_an_update_of_one_step_names_its_texts(audited: tuple[Path, Results]) ->
     assert point.found >= 14
     assert point.base <= 4
     assert not broken(found, point)
-    assert found.auc > 0.95 > 0.8 > (found.null_auc or 0.0) > 0.2
+    assert found.auc > 0.95
+    assert 0.2 < (found.null_auc or 0.0) < 0.8
     assert [step.null for step in found.steps] == ["known batch", "another step", "another step"]
     assert (found.control_found, found.control_texts) == (KNOWN_BATCH, KNOWN_BATCH)
     assert found.epsilon_lower() > 0.5
@@ -170,7 +170,7 @@ def test_texts_of_no_step_have_one_use_each(count: int, calibration: int, others
 
 def test_too_few_texts_are_refused_with_both_numbers() -> None:
     """20 are needed besides the known batch and the calibration texts."""
-    with pytest.raises(ConfigError, match="has 35 different texts .* and 36 are the fewest"):
+    with pytest.raises(ConfigError, match=r"has 35 different texts .* and 36 are the fewest"):
         parts_of(many(40), {(1, n, 2) for n in range(5)}, MembershipConfig(nonmembers=Path("x")), 0, "step-1")
     assert KNOWN_BATCH + FEWEST_OTHERS == 20
 
