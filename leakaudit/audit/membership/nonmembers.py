@@ -66,7 +66,7 @@ def has_classes(read: Examples, facts: PublicFacts) -> bool:
 
 def tokenised(rows: Sequence[Example], tokenizer: Any, max_length: int, *, labelled: bool) -> list[Candidate]:
     """Return different texts as a client's tokenizer writes them, without empty ones."""
-    found = {}
+    found: dict[tuple[int, ...], Candidate] = {}
     for row in rows:
         ids = tuple(tokenizer(row.text, truncation=True, max_length=max_length)["input_ids"])
         if ids:
