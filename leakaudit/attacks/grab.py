@@ -16,7 +16,7 @@ from leakaudit.algorithms.matching.run import Recipe, StartSource, can_match, re
 from leakaudit.algorithms.matching.starts import Start
 from leakaudit.plugins import Applicability, Budget, Observation, Reads, Reconstruction, attack
 
-Preset = Literal["paper", "released", "fast"]
+Preset = Literal["paper", "large", "released", "fast"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Settings(SharedSettings):
     """The settings that a preset decides."""
 
     decay: float
+    clip: float
     sweeps: int
     beams: int
     distance: Literal["l2", "cosine"]
@@ -49,6 +50,7 @@ PAPER = Settings(
     steps=2000,
     learning_rate=0.01,
     decay=0.89,
+    clip=0.0,
     linear=False,
     weight_decay=0.01,
     n_init=2000,
@@ -86,6 +88,7 @@ FAST = Settings(
     steps=150,
     learning_rate=0.4,
     decay=1.0,
+    clip=0.0,
     linear=True,
     weight_decay=0.0,
     n_init=50,
@@ -119,8 +122,14 @@ FAST = Settings(
     noise_rescales=False,
 )
 
-PRESETS: dict[Preset, Settings] = {"paper": PAPER, "released": replace(PAPER, start_scale=0.0), "fast": FAST}
-"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `released`: as the published code (UQ-Trust-Lab/GRAB), whose starts have rows as long as words. `fast`: chosen on
+PRESETS: dict[Preset, Settings] = {
+    "paper": PAPER,
+    "large": replace(PAPER, decay=1.0, linear=True, clip=0.5),
+    "released": replace(PAPER, start_scale=0.0),
+    "fast": FAST,
+}
+"""`paper`: GRAB, Sec. 5.1 (the weight decay of AdamW is PyTorch's default, as the paper names none). `large`: the setting of Table 4, for BERT-large and RoBERTa-large (Sec. 5.4.1: a linear decay of the step, and
+the gradient of the embeddings clipped to 0.5; "the rest of the hyperparameters setting remains the same"). `released`: as the published code (UQ-Trust-Lab/GRAB), whose starts have rows as long as words. `fast`: chosen on
 training sentences (CoLA); distance and regulariser are those of LAMP_cos."""
 
 
@@ -159,11 +168,14 @@ class Grab(SharedOptions):
     """
 
     preset: Preset = "fast"
-    """`paper` and `released` (hours for a sentence on a CPU), as printed and as the published code starts; or `fast`."""
+    """`paper` and `released` (hours for a sentence on a CPU), as printed and as the published code starts; `large`, the paper's setting for large
+    models; or `fast`."""
     hybrid_rounds: int = 5
     """n_h: most rounds; the search ends after a round without improvement."""
     decay: float | None = None
     """Factor on the step every 50 steps."""
+    clip: float | None = None
+    """Norm to which the derivative by the embeddings is clipped; 0 for no clipping."""
     sweeps: int | None = None
     """n_d: beam searches over all positions in a round."""
     beams: int | None = None
@@ -263,7 +275,7 @@ class Grab(SharedOptions):
                     "start_norm",
                     "lowest_id",
                 ),
-                *("alpha", "length_weight", "weight_decay", "mask_step", "mask_weight"),
+                *("alpha", "clip", "length_weight", "weight_decay", "mask_step", "mask_weight"),
             ),
             positive=("learning_rate", "decay", "label_step"),
         )
@@ -292,6 +304,7 @@ class Grab(SharedOptions):
                 decay=chosen.decay,
                 linear=chosen.linear,
                 weight_decay=chosen.weight_decay,
+                clip=chosen.clip,
                 patience=chosen.patience,
                 label_step=chosen.label_step,
                 mask_step=self.mask_step,

@@ -52,6 +52,9 @@ class Span:
     """Hypotheses kept while a sentence grows."""
     max_positions: int = 0
     """Positions to scan; 0 takes the model's own limit."""
+    prior: str | None = None
+    """Language model that chooses between similar words where the protocol replaces words, and that judges the perplexity of the guess; as
+    `lamp-cos` takes it. None takes the client's model if it predicts next tokens, else the built-in `ngram`, and judges nothing."""
 
     def applies(self, seen: Observation) -> Applicability:
         """Say whether the first attention block can be read; see `can_recover`."""

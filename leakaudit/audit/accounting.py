@@ -94,7 +94,7 @@ PRV_ERROR = 0.01
 
 @lru_cache(maxsize=64)
 def least_epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> Epsilon:
-    """Return an epsilon that no correct accountant can be below, for DP-SGD with these numbers.
+    """Return an epsilon of DP-SGD that no correct accountant can be below.
 
     `epsilon_of` gives an upper bound; this is a lower one, from the distribution of the privacy loss: dp-accounting with optimistic rounding
     (Doroshenko et al. 2022), else Opacus's PRV accountant less twice its error.

@@ -17,7 +17,7 @@ from leakaudit.client.facts import DeclaredDefense, DeclaredServer
 from leakaudit.client.observation import Observation
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
-from leakaudit.models.structure import find_pooler
+from leakaudit.models.structure.pooler import pooler_layers
 from leakaudit.models.wide_pooler import Activation, widened
 from leakaudit.registry import Registry
 
@@ -73,7 +73,7 @@ class WidePooler:
             AnatomyError: the model has no pooler, or its pooler cannot be widened like this.
         """
         classes = step.facts.num_labels or 0
-        dense = step.model.get_submodule(find_pooler(step.model, classes).dense)
+        dense = step.model.get_submodule(pooler_layers(step.model, classes).dense.name)
         assert isinstance(dense, nn.Linear)
         knobs: dict[str, Any] = {
             **asdict(self),

@@ -17,7 +17,7 @@ from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.results.as_sent import AS_SENT, PRODUCED
 from leakaudit.results.journal import JournalEntry
-from leakaudit.results.schema import Verification, VerificationStatus
+from leakaudit.results.schema import StepRecord, Verification, VerificationStatus
 
 UNDECLARED = DeclaredDefense(name="undeclared change")
 """The defence in a sent update that is not what the declared defences make of the produced one. No plugin has this name, so an attack
@@ -89,19 +89,24 @@ def sent_of(snapshot: Snapshot, produced: Observation, client: ClientStep) -> Se
     return SentUpdate(sent.declaring((*own, UNDECLARED)), unknown, own)
 
 
-def copies_of_produced(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
+def copies_of_produced(entries: Iterable[JournalEntry], steps: Iterable[StepRecord]) -> Iterator[JournalEntry]:
     """Yield the attempts on steps that were sent as produced, a second time as sent.
 
-    Nothing is attacked twice: the two updates are the same.
+    Nothing is attacked twice: the two updates are the same. A step whose update was changed has no copies, even if the attempts on what was
+    sent are missing.
 
     Args:
         entries: every finished attempt.
+        steps: the records of all steps.
     """
+    as_produced = {step.id for step in steps if step.sent is None}
     entries = list(entries)
     made = {(e.attempt.step, e.attempt.attack) for e in entries if e.attempt.defense == AS_SENT}
     for entry in entries:
         attempt = entry.attempt
-        if attempt.defense == PRODUCED and (attempt.step, attempt.attack) not in made:
+        if attempt.defense != PRODUCED or attempt.step not in as_produced:
+            continue
+        if (attempt.step, attempt.attack) not in made:
             yield entry.model_copy(
                 update={
                     "attempt": attempt.model_copy(update={"defense": AS_SENT}),

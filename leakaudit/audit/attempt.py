@@ -13,6 +13,7 @@ import torch
 from leakaudit.algorithms.gradient_estimate import as_gradient
 from leakaudit.audit.entity_tagger import entity_tagger
 from leakaudit.audit.entries import AttemptId, EntryBuilder, Finished
+from leakaudit.audit.own_words import of_own_words
 from leakaudit.audit.perplexity import guess_perplexity
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, Tagger, score, with_similarity
@@ -120,10 +121,14 @@ class AttemptRunner:
     ) -> JournalEntry:
         start = time.perf_counter()
         try:
+            replaced = seen.facts.replaced is not None
             seen, fits = readable(attack, seen if self.config.adaptive else seen.unaware())
             if not fits:
                 return self._not_applicable(attempt, attack, fits.reason, start)
-            guess = attack(seen, generator(self.config.seed, *attempt), Budget(self.config.budget_s))
+            budget = Budget(self.config.budget_s)
+            guess = attack(seen, generator(self.config.seed, *attempt), budget)
+            if replaced:
+                guess = of_own_words(guess, seen, _prior_of(attack), budget)
             seconds = time.perf_counter() - start
             scored = self.scorer.score(guess, truth, seen)
         except AnatomyError as error:

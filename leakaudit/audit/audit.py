@@ -29,8 +29,6 @@ from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
 from leakaudit.audit.attacks_on_step import Attacks
 from leakaudit.audit.attempt import AttemptRunner, Scorer, generator
 from leakaudit.audit.battery import Plugins, described, is_slow
-from leakaudit.audit.conformance.log import ConformanceLog
-from leakaudit.audit.conformance.record import measure_into
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import AttemptId, EntryBuilder
@@ -256,11 +254,12 @@ class Audit:
         """
         if interrupted:
             self.catch_up()
-        for entry in copies_of_produced(self._journal.entries) if self._state.saved.as_sent else ():
+        saved = self._state.saved
+        for entry in copies_of_produced(self._journal.entries, saved.steps) if saved.as_sent else ():
             self._journal.append(entry)
         cost = overhead or Overhead()
         end = RunEnd(refused, not_kept, total_steps, cost, interrupted, simulated, final=True, privacy=privacy)
-        results = self._results.build(self._state.saved, self._journal.entries, end, self.device)
+        results = self._results.build(saved, self._journal.entries, end, self.device)
         publish(self.folder, results, self.config)
         if not interrupted:
             self._state.close(keep_key=self.config.keep_snapshots)
@@ -306,8 +305,6 @@ class Audit:
         if (known := self._state.record_of(step_id_of(snapshot.provenance.step))) is not None:
             return known
         record = verified_record(snapshot, client, sent, self.config, self._state, self._pairing)
-        if self.config.conformance:
-            measure_into(ConformanceLog(self.folder), record.id, snapshot, client)
         saved = self._state.saved
         saved.as_sent = saved.as_sent or sent is not None
         saved.steps.append(record)

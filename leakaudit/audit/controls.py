@@ -246,12 +246,8 @@ def _facts_of_canary(facts: PublicFacts, batch: MicroBatch, label: int) -> Publi
 
     Grants and the bound on the batch size are those of the canary, not of the real batch.
     """
-    lengths, labels, words = facts.granted.lengths, facts.granted.labels, facts.granted.words
-    own = Granted(
-        lengths=None if lengths is None else (int(batch.inputs["input_ids"].shape[1]),),
-        labels=None if labels is None else (label,),
-        words=None if words is None else tuple(batch.inputs["input_ids"].unique().tolist()),
-    )
+    names = facts.granted.names()
+    own = Granted.of(batch.inputs["input_ids"].tolist(), (label,), names) if names else Granted()
     bound = None if facts.batch_size_bound is None else len(batch.inputs["input_ids"])
     return facts.model_copy(update={"granted": own, "batch_size_bound": bound})
 

@@ -15,7 +15,7 @@ from leakaudit.client.step import ClientStep
 def expected_update(
     step: ClientStep, defenses: Sequence[Any], bare: Update, observed: Update, tolerance: float
 ) -> tuple[Update, NoiseLevel]:
-    """Return the update after declared defences without their noise, and the level of that noise.
+    """Return the update after declared defences, and the level of their noise.
 
     Args:
         step: the step that the update is said to come from.

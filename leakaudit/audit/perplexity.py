@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import fmean
 
 from leakaudit.client.observation import Observation
@@ -32,7 +33,7 @@ def guess_perplexity(guess: Reconstruction, prior: object, seen: Observation) ->
     if not texts:
         return None
     try:
-        judge = _judge(prior, seen)
+        judge = first_loaded(("victim", prior), seen)
         if judge is None:
             return NO_JUDGE
         perplexity = math.exp(fmean(judge.nll(texts)))
@@ -41,9 +42,14 @@ def guess_perplexity(guess: Reconstruction, prior: object, seen: Observation) ->
     return perplexity if math.isfinite(perplexity) else Missing(missing="the judge finds the guessed texts impossible")
 
 
-def _judge(prior: object, seen: Observation) -> Scorer | None:
-    """Return the client's model or the attack's prior, None if neither can judge."""
-    for name in ("victim", prior):
+def first_loaded(names: Iterable[object], seen: Observation) -> Scorer | None:
+    """Return the first language model that can be loaded, None if none can.
+
+    Args:
+        names: priors, as `load_prior` takes them; anything else means no prior.
+        seen: holds the vocabulary and the client's model.
+    """
+    for name in names:
         try:
             if isinstance(name, str) and name:
                 return load_prior(name, vocabulary=seen.facts.vocabulary, victim=seen.model)

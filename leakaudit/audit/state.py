@@ -17,6 +17,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leakaudit.audit.conformance.log import ConformanceLog
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.shard import Shard
 from leakaudit.errors import ResultsError
@@ -294,6 +295,11 @@ class AuditState:
     def shard(self) -> Shard | None:
         """The shard that the audit is; None for a whole one."""
         return None if self.saved.shard is None else self.saved.shard.shard
+
+    @property
+    def conformance(self) -> ConformanceLog:
+        """What was measured of the steps' declared noise."""
+        return ConformanceLog(self._path.parent)
 
     def save(self) -> None:
         """Write `state.json`."""

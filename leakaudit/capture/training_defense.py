@@ -242,7 +242,8 @@ def _the_optimizer(trained: Trained) -> torch.optim.Optimizer:
     ):
         raise DefenseError(
             f"{torch.distributed.get_world_size()} processes share this training, and noise of their own would make their weights differ; train in "
-            "one process, or change the gradients in your own code and declare it (`shipped_defense`)"
+            "one process, or change the averaged gradients in your own code, with the same random numbers in all processes, and declare it "
+            "(`shipped_defense`)"
         )
     if any(hasattr(p, "full_tensor") for p in parameters_of(optimizer)):
         raise DefenseError(

@@ -1,4 +1,4 @@
-"""`leakaudit conformance`: does a run do what the accountant of its epsilon assumes?"""
+"""`leakaudit conformance`: does a run do what its accountant assumes?"""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def conformance(
     factories: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say whether the updates of the audit in RUN carry the noise that an accountant of differential privacy assumes.
+    """Compare the updates of the audit in RUN with what its accountant assumes.
 
     Every check ends as contradicted, not contradicted or not tested; none confirms an epsilon. Exit codes: 0 nothing is contradicted; 3 something
     is; 4 nothing could be tested; 2 usage error, or no snapshot is kept; 5 the results cannot be read.

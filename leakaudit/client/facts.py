@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leakaudit.client.optimizer import ClientOptimizer, UpdateKind
 from leakaudit.errors import ConfigError
@@ -63,6 +65,18 @@ class DeclaredServer(Facts):
     parameters: dict[str, float | int | str | bool] = {}
 
 
+class ReplacedWords(Facts):
+    """How a client replaces words of its texts by similar ones before it trains.
+
+    The protocol names it, so attacks know it. The update is that of the changed texts.
+    """
+
+    share: float = Field(gt=0, le=1)
+    """Chance that a word is replaced, each by itself."""
+    nearest: int = Field(ge=1)
+    """Number of words with the most similar embeddings (cosine), one of which is drawn."""
+
+
 class Granted(Facts):
     """The facts that the threat model grants an attack beyond the update.
 
@@ -78,10 +92,33 @@ class Granted(Facts):
     """
     words: tuple[int, ...] | None = None
     """Ids of the distinct tokens of the batch, in ascending order."""
+    longest: int | None = None
+    """Number of tokens of the longest sequence, special tokens included."""
+    counts: tuple[tuple[int, int], ...] | None = None
+    """Pairs of a token id of the batch and how often it occurs in the batch, in ascending order of the ids."""
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], labels: Sequence[int], names: Collection[str]) -> Granted:
+        """Return what a threat model grants of a batch.
+
+        Args:
+            texts: B sequences of token ids without padding.
+            labels: one class per sequence, if they are known.
+            names: the facts to grant.
+        """
+        counts = Counter(token for ids in texts for token in ids)
+        everything: dict[str, Any] = {
+            "labels": tuple(labels),
+            "lengths": tuple(map(len, texts)),
+            "words": tuple(sorted(counts)),
+            "longest": max(map(len, texts), default=0),
+            "counts": tuple(sorted(counts.items())),
+        }
+        return cls(**{name: everything[name] for name in names})
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the granted facts."""
-        return tuple(name for name in ("labels", "lengths", "words") if getattr(self, name) is not None)
+        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
 
 
 class PublicFacts(Facts):
@@ -137,6 +174,8 @@ class PublicFacts(Facts):
     optimizer: ClientOptimizer | None = None
     """Optimizer of the local steps of a `delta`; None for plain SGD with `learning_rate`."""
     defenses: tuple[DeclaredDefense, ...] = ()
+    replaced: ReplacedWords | None = None
+    """How the client replaces words of its texts; None if it trains on its own words."""
     granted: Granted = Granted()
     server: DeclaredServer | None = None
     """None for a server that sends the model as it is, as in every recorded run."""

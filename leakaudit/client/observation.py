@@ -112,7 +112,7 @@ class Observation:
 
     def unaware(self) -> Observation:
         """Return what an adversary sees who does not know the declared defences."""
-        return replace(self, facts=self.facts.model_copy(update={"defenses": ()}))
+        return replace(self, facts=self.facts.model_copy(update={"defenses": (), "replaced": None}))
 
     def under(self, defense: DeclaredDefense, update: Mapping[str, Tensor]) -> Observation:
         """Return this observation with the update that a declared defence makes."""

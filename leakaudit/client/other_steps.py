@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakaudit.client.batches import with_random_state
-from leakaudit.client.facts import PublicFacts
+from leakaudit.client.facts import PublicFacts, ReplacedWords
 from leakaudit.client.optimizer import ClientOptimizer
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch
@@ -147,11 +147,12 @@ def with_adapters(
 def with_substituted_tokens(step: ClientStep, share: float, nearest: int, rng: torch.Generator) -> ClientStep:
     """Return the step of a client that replaces words by similar ones first.
 
-    A label that is the token at its place is replaced with it. Special tokens and those around every text stay.
+    A label that is the token at its place is replaced with it. Special tokens and those around every text stay. The facts say how words are
+    replaced, because the protocol is public.
 
     Args:
         step: of the client that trains on its own words.
-        share: chance that a token is replaced, each by itself.
+        share: chance that a token is replaced, each by itself; above 0.
         nearest: number of tokens with the most similar embeddings (cosine), one of which is drawn; at most those that the table has.
         rng: source of all choices.
 
@@ -169,7 +170,8 @@ def with_substituted_tokens(step: ClientStep, share: float, nearest: int, rng: t
     kept = torch.tensor(sorted(step.facts.vocabulary.wordless_ids), device=table.device)
     nearest = min(nearest, len(table) - len(kept) - 1)
     batches = tuple(_substituted(batch, table, kept, share, nearest, rng) for batch in step.truth.micro_batches)
-    return replace(step, truth=replace(step.truth, micro_batches=batches, trace={}))
+    facts = step.facts.model_copy(update={"replaced": ReplacedWords(share=share, nearest=nearest)})
+    return replace(step, truth=replace(step.truth, micro_batches=batches, trace={}), facts=facts)
 
 
 def _substituted(

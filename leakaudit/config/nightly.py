@@ -70,7 +70,7 @@ class SimulateSection(_Section):
     freeze: Words = ()
     """`embeddings`, or patterns of parameter names."""
     grant: Words = ()
-    """What the threat model gives the attacks: labels, lengths, words."""
+    """What the threat model gives the attacks: labels, lengths, words, longest, counts."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """Train low-rank adapters and the head instead of the weights."""
     lora_targets: Words = ()

@@ -16,7 +16,7 @@ MAX_CLASSES = 100_000
 """Most classes of a classifier. Our choice: a head with that many classes takes 0.3 GB at hidden size 768, and an audit holds several
 copies of it. A larger label is usually an identifier in the wrong field."""
 
-GRANTS = ("labels", "lengths", "words")
+GRANTS = ("labels", "lengths", "words", "longest", "counts")
 """What a threat model may give an attack (`leakaudit.client.facts.Granted`)."""
 
 
@@ -59,7 +59,9 @@ class Simulation:
     mode: Literal["eval", "train"] = _option("eval", "train: dropout on.")
     freeze: tuple[str, ...] = _option((), "`embeddings`, or patterns of parameter names, comma-separated.")
     grant: tuple[str, ...] = _option(
-        (), "What the threat model gives the attacks: labels, lengths, words (the set of tokens)."
+        (),
+        "What the threat model gives the attacks: labels, lengths, words (the set of tokens), longest (the longest length), counts (how often "
+        "each token occurs).",
     )
     lora_rank: int | None = _option(None, "Train low-rank adapters and the head instead of the weights.", minimum=1)
     lora_targets: tuple[str, ...] = _option(

@@ -17,8 +17,9 @@ from leakaudit.plugins import ClientStep, StepDefense, defense
 class SubstituteTokens(StepDefense):
     """Replace a share of the tokens of the batch by tokens with similar embeddings.
 
-    The update is that of the changed texts, and attacks are scored against the original ones. An attacker who reads a changed text knows
-    that each of its words may stand for a similar one. No attack here tries to undo that, so the scores are a lower bound.
+    The update is that of the changed texts, and attacks are scored against the original ones. Attacks know share and number: what an attack
+    reads is turned into the most probable original text (`leakaudit.algorithms.language_models.replaced_words`). An attacker with a better
+    language model, such as one of texts like the client's, restores more.
     """
 
     share: float = 0.3
@@ -30,7 +31,9 @@ class SubstituteTokens(StepDefense):
     meaning: ClassVar[str] = "Trains on similar words in place of some words of the batch."
     identity: ClassVar[Mapping[str, Any]] = {"share": 0.0}
     source: ClassVar[str] = "proposed without an algorithm in GRAB (2024), Sec. 6; nearest neighbours are our choice"
-    protects: ClassVar[str] = "Hides which words stood at the replaced places, also from attacks that read every word."
+    protects: ClassVar[str] = (
+        "Hides which words stood at the replaced places, as far as a language model cannot guess them."
+    )
     cost: ClassVar[str] = "The model learns from changed texts; names and numbers are lost first."
 
     def __post_init__(self) -> None:

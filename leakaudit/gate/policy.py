@@ -145,7 +145,7 @@ class Requirements(RequiredCoverage):
     adaptive: bool = False
     """Whether every attack on a defended update must have known the defence."""
     granted: tuple[Grant, ...] = ()
-    """What the threat model must have given the attacks: `labels`, `lengths`, `words`."""
+    """What the threat model must have given the attacks: `labels`, `lengths`, `words`, `longest`, `counts`."""
     verified: Fraction = 0.0
     """Least share of the audited steps whose update was verified."""
 

@@ -32,7 +32,7 @@ Words = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_sai
 FileName = Annotated[str, Field(min_length=1)]
 """The path of a file, relative to the folder of the file that names it."""
 
-Grant = Literal["labels", "lengths", "words"]
+Grant = Literal["labels", "lengths", "words", "longest", "counts"]
 """What a threat model may give an attack besides the update."""
 
 ACTIVE = "active server"
@@ -74,7 +74,7 @@ class RequiredThreatModel(PolicyPart):
     sees: Literal["one client's transmitted update", "one client's update of the changed model"] | None = None
     """What the adversary sees."""
     granted_at_most: tuple[Grant, ...] | None = None
-    """What attacks may be given at most: `labels`, `lengths`, `words`. An empty list: nothing. What they must be given at least is
+    """What attacks may be given at most: `labels`, `lengths`, `words`, `longest`, `counts`. An empty list: nothing. What they must be given at least is
     `requires.granted`."""
 
 

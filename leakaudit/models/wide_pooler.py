@@ -18,8 +18,13 @@ from leakaudit.models.factories import model_factory, rebuilt_by
 from leakaudit.models.rebuilding import blank_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import find_pooler
+from leakaudit.models.structure.first_token_head import with_activation_module
 
 Activation = Literal["selu", "cube+square"]
+
+
+DRAWN = 0.02
+"""Standard deviation of the weights with which a rebuilt model is traced. Our choice: BERT's `initializer_range`."""
 
 
 class CubePlusSquare(nn.Module):
@@ -48,7 +53,8 @@ def widened(
 ) -> nn.Module:
     """Return a copy of a classifier with a wide pooler.
 
-    Source: Beyond Gradient and Priors (2023), Sec. 4.2.
+    Source: Beyond Gradient and Priors (2023), Sec. 4.2. A head that calls its activation as a function, as RoBERTa's does, becomes one of the
+    same layers with a module (`with_activation_module`).
 
     The pooler gets `width` outputs. For the first F of them, the weights of pooler and output layer do not change, but the activation
     does. The weights of the m = width - F other outputs are normal in the first `dimension` features and zero in the other features
@@ -64,10 +70,10 @@ def widened(
         seed: seed of these weights.
 
     Raises:
-        AnatomyError: there is no pooler, `width` adds no output, or `dimension` is not between 1 and D.
+        AnatomyError: there is no pooler whose activation can be exchanged, `width` adds no output, or `dimension` is not between 1 and D.
     """
-    pooler = find_pooler(model, classes)
-    changed = copy.deepcopy(model)
+    changed = copy.deepcopy(with_activation_module(model, classes))
+    pooler = find_pooler(changed, classes)
     dense, head = (_linear(changed, name) for name in (pooler.dense, pooler.head))
     more = width - dense.out_features
     if more < 1 or not 1 <= dimension <= dense.in_features:
@@ -94,7 +100,12 @@ def wide_pooler(recipe: dict[str, Any], classes: int, **own: Any) -> nn.Module:
 
     The caller loads the weights afterwards.
     """
-    return widened(blank_model(ModelRecipe.model_validate(recipe)).eval(), classes, **own)
+    blank = blank_model(ModelRecipe.model_validate(recipe)).eval()
+    drawn = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in blank.parameters():  # else its memory holds anything, and the traced pass compares numbers
+            parameter.normal_(0, DRAWN, generator=drawn)
+    return widened(blank, classes, **own)
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Whether a run's updates carry the noise that an accountant of differential privacy assumes.
+"""Whether a run's updates carry the noise that its accountant assumes.
 
 A check that holds does not confirm an epsilon. It says that a statistical test of a stated level found nothing.
 """

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from leakaudit.results import former_keys
-from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.as_sent import AS_SENT, PRODUCED
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
 from leakaudit.results.lengths import bounds_of
@@ -65,7 +65,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
 
     The clauses have no full stop.
     """
-    checks = (_steps, _attempts, _sequences, _summaries, _controls, _coverage, _times)
+    checks = (_steps, _attempts, _sent, _sequences, _summaries, _controls, _coverage, _times)
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
 
 
@@ -166,8 +166,6 @@ def _attempts(results: Results) -> Iterator[str]:
         yield f"the catalogue describes the attack {strangers[0]!r}, which is not in the battery"
     if battery.budget_s == 0 and any(a.finished for a in results.attempts):
         yield "attacks ran although each had 0 s"
-    if AS_SENT in battery.defenses and not any(step.sent for step in results.steps):
-        yield "the battery has the updates as sent, but no step has one"
     twice = Counter((a.step, a.attack, a.defense) for a in results.attempts)
     yield from (f"{_name(*key)} is recorded {n} times" for key, n in twice.items() if n > 1)
     proved = {(a.step, a.defense) for a in results.attempts if a.recovers_every_text}
@@ -295,6 +293,26 @@ def _events(attempt: Attempt, minor: int) -> Iterator[str]:
             yield f"the event {name!r} is {'missing, but its scores show it' if yes else 'named, but its scores do not show it'}"
 
 
+def _sent(results: Results) -> Iterator[str]:
+    """Compare the attempts on sent updates with what the steps say was sent.
+
+    A step that was sent as produced has the same attempts twice, because the two updates are the same.
+    """
+    shown = AS_SENT in results.run.battery.defenses
+    changed = {step.id for step in results.steps if step.sent}
+    if shown and not changed:
+        yield "the battery has the updates as sent, but no step has one"
+    if changed and not shown:
+        yield f"step {min(changed)} was changed before it was sent, but the battery has no updates as sent"
+    produced = {(a.step, a.attack): a for a in results.attempts if shown and a.defense == PRODUCED}
+    for attempt in results.attempts:
+        if attempt.defense != AS_SENT or attempt.step in changed:
+            continue
+        known = produced.get((attempt.step, attempt.attack))
+        if known is None or attempt.model_copy(update={"defense": PRODUCED}) != known:
+            yield f"step {attempt.step} was sent as produced, but {attempt.attack} says something else of the two updates"
+
+
 # ------------------------------------------------------------------------------------------------------------- sequences
 def _sequences(results: Results) -> Iterator[str]:
     """Compare the sequences of all attempts on each step; they must be the same."""
@@ -341,12 +359,13 @@ def _lengths(attempt: Attempt, step: StepRecord, min_tokens: int) -> Iterator[st
 
 
 def _hidden_size(attempt: Attempt, step: StepRecord, hidden: int | None) -> Iterator[str]:
-    """Compare a step's longest text with its statement on the hidden size.
+    """Compare the lengths of a step's texts with its statement on the hidden size.
 
-    The tokens of one text are at different places, so they are different inputs.
+    The tokens of one text are at different places, so they are different inputs. The longest text has at least the mean length.
     """
-    ranges = [bounds_of(sequence.min_tokens_bucket) for sequence in attempt.sequences]
-    longest = max((bounds[0] for bounds in ranges if bounds is not None), default=0)
+    ranges = [bounds_of(name) for name in (step.n_tokens_bucket, *(s.min_tokens_bucket for s in attempt.sequences))]
+    batch, *texts = [0 if bounds is None else bounds[0] for bounds in ranges]
+    longest = max((*texts, -(-batch // max(1, step.n_sequences))))
     if step.beyond_hidden is False and hidden is not None and longest >= hidden:
         yield f"step {step.id} has a text of {longest} tokens or more, but fewer inputs than the hidden size of {hidden}"
 

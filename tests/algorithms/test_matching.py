@@ -722,6 +722,18 @@ def test_under_noise_lengths_must_be_granted() -> None:
         guess_shape(noisy)
 
 
+def test_with_the_longest_length_alone_every_text_has_it_unless_the_update_tells_more() -> None:
+    """GRAB's assumption; noise hides the ends of texts, a clean update shows them."""
+    step = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TWO, [0, 1], frozen=TABLES)
+    granted = Granted(labels=(0, 1), longest=9)
+    noisy = GaussianNoise(scale=1.0)(step, step.observe(), tiny.generator()).granting(granted)
+    assert guess_shape(noisy) == ((9, 9), "longest")
+    true = tuple(sorted(map(len, step.truth.sequences()), reverse=True))
+    assert guess_shape(step.observe().granting(granted)) == (true, "ends") and true != (9, 9)
+    too_short = granted.model_copy(update={"longest": 8})
+    assert guess_shape(step.observe().granting(too_short)) == ((8, 8), "longest")
+
+
 @pytest.mark.parametrize(
     ("frozen", "evidence"),
     [(frozenset(), "positions"), (TABLES, "rank")],

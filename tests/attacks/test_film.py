@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from leakaudit.algorithms.film.bag import read_bag, with_granted_counts
 from leakaudit.attacks.film import Film
 from leakaudit.client.facts import Granted
 from leakaudit.client.observation import Observation
@@ -27,10 +29,7 @@ def _run(seen: Observation, seconds: float = 600.0, **knobs: Any) -> Reconstruct
 
 
 def _granting(step: ClientStep, *names: str) -> Observation:
-    true = step.truth.sequences()
-    words = tuple(sorted({token for ids in true for token in ids}))
-    facts = {"words": words, "lengths": tuple(map(len, true))}
-    return step.observe().granting(Granted(**{name: facts[name] for name in names}))
+    return step.observe().granting(Granted.of(step.truth.sequences(), (), names))
 
 
 def _texts(guess: Reconstruction) -> list[str]:
@@ -99,6 +98,18 @@ def test_granted_words_are_used_by_the_released_preset_alone(preset: Any) -> Non
     """The others guess the same with and without them."""
     step = memorised.step(0)
     assert _run(step.observe(), preset=preset) == _run(_granting(step, "words", "lengths"), preset=preset)
+
+
+def test_granted_counts_are_the_most_that_a_text_may_have_of_a_word() -> None:
+    """The oracle of Fig. 5; the beam search obeys the bag's counts in every preset."""
+    step = memorised.step(0, 1)
+    counts = Counter(token for ids in step.truth.sequences() for token in ids)
+    granted = Granted.of(step.truth.sequences(), (), ("counts",))
+    seen = step.observe()
+    assert granted.names() == ("counts",) and with_granted_counts(read_bag(seen), seen) == read_bag(seen)
+    bag = with_granted_counts(read_bag(seen), seen.granting(granted))
+    assert bag.tokens == read_bag(seen).tokens
+    assert max(counts.values()) > 1 and {token: bag.counts[token] for token in counts} == counts
 
 
 def test_a_classifier_needs_a_language_model(tmp_path: Path) -> None:

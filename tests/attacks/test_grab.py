@@ -339,6 +339,7 @@ PRINTED: list[tuple[str, str, Any]] = [
     ("learning_rate", "Sec. 5.1: lambda, absolute", 0.01),
     ("label_step", "Algorithm 2, line 5: lambda", 0.01),
     ("decay", "Sec. 5.1: gamma, every 50 steps", 0.89),
+    ("clip", "Sec. 5.1: nothing is clipped", 0.0),
     ("linear", "Sec. 5.1: decay every 50 steps instead", False),
     ("weight_decay", "Sec. 5.1: AdamW", 0.01),
     ("distance", "Eq. 1", "l2"),
@@ -383,6 +384,23 @@ def test_the_released_preset_starts_with_rows_as_long_as_words() -> None:
     matcher = Matcher(seen, (7,), Objective(), Matching(start_scale=0.0))
     rows = matcher.candidates.random(200, tiny.generator()).embeddings.norm(dim=3)
     assert float(rows.square().mean().sqrt()) == pytest.approx(float(matcher.table.norm(dim=1).mean()), rel=0.02)
+
+
+def test_the_preset_for_large_models_clips_and_falls_linearly() -> None:
+    """Sec. 5.4.1, Table 4: all other settings remain the same."""
+    large = Grab(preset="large").settings()
+    assert large == dataclasses.replace(PRESETS["paper"], clip=0.5, linear=True, decay=1.0)
+    seen = tiny.observe([TEXT], [1], granted=Granted(labels=(1,), lengths=(7,)))
+    knobs: dict[str, Any] = {
+        "steps": 3,
+        "n_init": 2,
+        "n_permutations": 0,
+        "sweeps": 0,
+        "hybrid_rounds": 1,
+        "masks": False,
+    }
+    (text,) = Grab(preset="large", **knobs)(seen, tiny.generator(), Budget(30)).sequences or ()
+    assert len(text.token_ids) == 7
 
 
 def test_every_knob_of_a_preset_is_in_the_papers_table() -> None:

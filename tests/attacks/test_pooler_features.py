@@ -219,12 +219,10 @@ def granted(step: ClientStep) -> Observation:
     return step.observe().granting(Granted(labels=labels, lengths=lengths))
 
 
-def features_of(step: ClientStep) -> Tensor:
+def features_of(step: ClientStep, dense: str = "bert.pooler.dense") -> Tensor:
     """Return (B, D) what really goes into the pooler."""
     taken: list[Tensor] = []
-    handle = step.model.get_submodule("bert.pooler.dense").register_forward_pre_hook(
-        lambda _, given: taken.append(given[0])
-    )
+    handle = step.model.get_submodule(dense).register_forward_pre_hook(lambda _, given: taken.append(given[0]))
     with torch.no_grad():
         step.model(**{k: v for k, v in step.truth.micro_batches[0].inputs.items() if k != "labels"})
     handle.remove()
@@ -245,6 +243,21 @@ def test_the_features_of_a_clients_step_are_read(
     found = read_features(granted(step), len(texts), read, rng())
     assert len(found.rows) == len(texts)
     assert float(cosines(found.rows, features_of(step), signs=True).min()) > least
+
+
+def test_the_features_of_a_head_that_calls_a_function_are_read() -> None:
+    """As in RoBERTa: the server puts a module between the head's layers."""
+    torch.manual_seed(0)
+    config = tiny.hf.RobertaConfig(
+        vocab_size=len(tiny.VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.15, pad_token_id=0,
+    )  # fmt: skip
+    model = tiny.hf.RobertaForSequenceClassification(config).eval()
+    honest = tiny.client_step(model, tiny.bert_tokenizer(), TEXTS, [n % 2 for n in range(len(TEXTS))])
+    step = on_active_server(honest, WidePooler(width=8000, dimension=24))
+    found = read_features(granted(step), len(TEXTS), "solve", rng())
+    assert float(cosines(found.rows, features_of(step, "classifier.dense"), signs=True).min()) > 0.999
+    assert PoolerFeatures().applies(granted(step))
 
 
 def test_an_update_of_nothing_names_no_feature() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.audit.as_sent import SentUpdate, sent_of
+from leakaudit.audit.as_sent import SentUpdate, copies_of_produced, sent_of
 from leakaudit.callbacks.rounds import finish
 from leakaudit.callbacks.torch_loop import watch
 from leakaudit.capture.rounds import registry
@@ -18,9 +18,12 @@ from leakaudit.capture.worker.shared_process import SharedSideProcess
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import PluginSpec
 from leakaudit.models.structure import word_embedding
+from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.journal import JournalEntry
 from leakaudit.results.schema import VerificationStatus
 from leakaudit.storage.snapshots import read_snapshot
 from tests.support import tiny
+from tests.support.factories import attempt, step
 from tests.support.mini_trainer import config
 
 TEXT = "the old dog chased a cat ."
@@ -164,3 +167,12 @@ def test_what_leaves_beside_the_weights_makes_them_unverifiable(tmp_path: Path) 
     found, rows, words = sent(tmp_path, lambda _, after: after, beside=2)
     assert found.stamp.status is VerificationStatus.UNVERIFIABLE and rows == words
     assert "2 other tensors left with it" in found.stamp.note
+
+
+def test_an_audit_that_was_stopped_does_not_call_the_produced_update_the_sent_one() -> None:
+    """Only a step that was sent as produced has the same attempts twice."""
+    changed = step(0).model_copy(update={"sent": step(0).verification})
+    made = [JournalEntry(attempt=attempt(i, name)) for i in (0, 1) for name in ("span", "tag")]
+    made.append(JournalEntry(attempt=attempt(0, "span", AS_SENT)))
+    copies = [copy.attempt for copy in copies_of_produced(made, [changed, step(1)])]
+    assert copies == [attempt(1, "span", AS_SENT), attempt(1, "tag", AS_SENT)]

@@ -79,7 +79,7 @@ TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
 def noisy_steps(
     count: int, *, processes: int = 1, factor: float = 1.0, seed: int = 0, same: bool = False
 ) -> list[Measurement]:
-    """Return measured steps of a client that adds declared Gaussian noise to its clipped sum.
+    """Return measured steps of a client that adds declared Gaussian noise.
 
     Args:
         count: number of steps.
@@ -162,7 +162,7 @@ def stated(**more: Any) -> Privacy:
 
 
 def test_batches_of_one_size_are_no_poisson_samples() -> None:
-    """Wrong: five batches of exactly 64 under Poisson sampling, which has a probability of 3e-7."""
+    """Wrong: five batches of exactly 64 taken for Poisson samples."""
     found = sampling(sized([64] * 5, 64), [stated()], LEVEL / FAMILIES)
     assert found.outcome == "contradicted" and "the batches are shuffled" in found.sentence
     few = sampling(sized([64], 64), [stated()], LEVEL / FAMILIES)

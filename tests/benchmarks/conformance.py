@@ -1,4 +1,4 @@
-"""Planted mistakes of DP-SGD and correct runs, and what `leakaudit conformance` says of them.
+"""Planted mistakes of DP-SGD and correct runs, and what is said of them.
 
 python -m tests.benchmarks.conformance mistakes
 python -m tests.benchmarks.conformance correct

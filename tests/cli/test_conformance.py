@@ -1,4 +1,4 @@
-"""`leakaudit conformance` on an audit of a private training, and what gate, report and card say of it."""
+"""`leakaudit conformance`, and what gate, report and card say of it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_words_never_confirm() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_audit_of_opacus_ends_with_its_conformance(tmp_path: Path) -> None:
-    """Wrong: nothing in the results of a real training, or a private text in the log of measurements."""
+    """Wrong: nothing in the results of a real training, or an open log."""
     pytest.importorskip("opacus")
     from leakaudit.audit.conformance.log import FILE
     from tests.support import private_training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from leakaudit.attacks.idlg import Idlg
 from leakaudit.attacks.span import Span
 from leakaudit.audit.attempt import readable
+from leakaudit.audit.own_words import of_own_words
 from leakaudit.capture.describe import declared_defenses
 from leakaudit.client.batches import with_random_state
 from leakaudit.client.step import ClientStep
@@ -25,6 +27,7 @@ from leakaudit.defenses.lora import Lora
 from leakaudit.defenses.substitute_tokens import SubstituteTokens
 from leakaudit.errors import AnatomyError, ConfigError, SnapshotError
 from leakaudit.plugins import Attack, Budget, Defense, Observation
+from leakaudit.priors.ngram import build_ngram, write_ngram
 from tests.support import tiny
 
 TEXTS = ["the old dog chased a cat .", "never one horse"]
@@ -190,6 +193,28 @@ def test_substituted_tokens_are_the_nearest_ones() -> None:
             assert other == (one if one in special else nearest)
     assert SubstituteTokens(share=1.0, nearest=1)(step, step.observe(), tiny.generator()).digest() == (
         changed.observe().digest()
+    )
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_an_attacker_who_knows_the_replacement_restores_the_words(tmp_path: Path, knows: bool) -> None:
+    """It reads the changed text exactly; a language model of such texts does the rest."""
+    tokenizer = tiny.bert_tokenizer()
+    write_ngram(tmp_path / "ngram", build_ngram(TEXTS, tokenizer, 3), tokenizer)
+    step = tiny.client_step(tiny.wide_bert(), tokenizer, TEXTS[:1], [1])
+    seen = sent(SubstituteTokens(share=0.5, nearest=3), step)
+    changed = SubstituteTokens(share=0.5, nearest=3).changed_step(step, tiny.generator()).truth.sequences()
+    seen = seen if knows else seen.unaware()
+    budget = Budget(20)
+    read = Span()(seen, tiny.generator(), budget)
+    assert (
+        read.sequences is not None and [text.token_ids for text in read.sequences] == changed != step.truth.sequences()
+    )
+    found = of_own_words(read, seen, str(tmp_path / "ngram"), budget)
+    assert found.sequences is not None and not any(text.proved for text in found.sequences) and found.reach is None
+    assert ([text.token_ids for text in found.sequences] == step.truth.sequences()) is knows
+    assert found.diagnostics.get("words_restored", 0) == knows * sum(
+        one != other for one, other in zip(changed[0], step.truth.sequences()[0], strict=True)
     )
 
 

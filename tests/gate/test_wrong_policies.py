@@ -144,7 +144,7 @@ WRONG = {
     ),
     "grant misspelt": (
         HEAD + RULE + "requires: {granted: [label]}\n",
-        "7: requires.granted[0]: input should be 'labels', 'lengths' or 'words'; did you mean 'labels'?",
+        "7: requires.granted[0]: input should be 'labels', 'lengths', 'words', 'longest' or 'counts'; did you mean 'labels'?",
     ),
     "neither yes nor no": (
         HEAD + RULE + "requires: {adaptive: maybe}\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from leakaudit.errors import AnatomyError
 from leakaudit.models.rebuilding import build_model
 from leakaudit.models.recipe import ModelRecipe
 from leakaudit.models.structure import Pooler, find_pooler
+from leakaudit.models.structure.first_token_head import with_activation_module
 from leakaudit.models.tensors import state_of
 from leakaudit.models.wide_pooler import CubePlusSquare, widened
 from tests.support import tiny
@@ -44,14 +47,50 @@ def test_a_model_without_one_is_a_clear_error(model: nn.Module, classes: int, me
         find_pooler(model, classes)
 
 
-def test_an_activation_that_is_no_module_cannot_be_exchanged() -> None:
-    """As in RoBERTa's head, which calls tanh itself."""
+def roberta() -> Any:
+    """Return a tiny RoBERTa, whose head calls tanh as a function."""
+    torch.manual_seed(0)
     config = tiny.hf.RobertaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2,
-        max_position_embeddings=40,
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3,
+        max_position_embeddings=40, pad_token_id=1,
     )  # fmt: skip
+    return tiny.hf.RobertaForSequenceClassification(config).eval()
+
+
+def distilbert() -> Any:
+    """Return a tiny DistilBERT, whose own forward calls ReLU."""
+    config = tiny.hf.DistilBertConfig(vocab_size=50, dim=32, n_layers=1, n_heads=2, hidden_dim=32, num_labels=3)
+    return tiny.hf.DistilBertForSequenceClassification(config).eval()
+
+
+@pytest.mark.parametrize("model", [roberta(), distilbert()])
+def test_an_activation_that_is_no_module_is_said(model: nn.Module) -> None:
+    """As it stands, nothing there can be exchanged."""
     with pytest.raises(AnatomyError, match="has no activation that is a module of its own"):
-        find_pooler(tiny.hf.RobertaForSequenceClassification(config).eval(), 2)
+        find_pooler(model, 3)
+
+
+def test_a_head_that_calls_a_function_becomes_one_with_a_module() -> None:
+    """It computes the same, in training, too, and its parameters keep their names."""
+    model = roberta()
+    changed = with_activation_module(model, 3)
+    assert find_pooler(changed, 3) == Pooler("classifier.dense", "classifier.activation", "classifier.out_proj")
+    assert [name for name, _ in changed.named_parameters()] == [name for name, _ in model.named_parameters()]
+    for training in (False, True):
+        logits = []
+        for one in (model.train(training), changed.train(training)):
+            torch.manual_seed(1)
+            logits.append(one(**_inputs()).logits)
+        assert torch.equal(*logits)
+    assert with_activation_module(changed, 3) is changed
+    bert = tiny.bert()
+    assert with_activation_module(bert, 2) is bert
+
+
+def test_a_function_in_the_models_own_forward_cannot_be_exchanged() -> None:
+    """A server sends other modules, not other code of the whole model."""
+    with pytest.raises(AnatomyError, match="reads the first token and calls tanh or ReLU"):
+        widened(distilbert(), 3, **KNOBS)  # type: ignore[arg-type]
 
 
 def test_old_outputs_stay_and_new_ones_are_what_the_paper_says() -> None:
@@ -92,9 +131,10 @@ def test_sizes_that_leave_nothing_are_refused(knobs: dict[str, int]) -> None:
         widened(tiny.bert(), 2, **{**KNOBS, **knobs})  # type: ignore[arg-type]
 
 
-def test_a_side_process_can_make_it_again() -> None:
+@pytest.mark.parametrize(("model", "classes"), [(tiny.bert(), 2), (roberta(), 3)])
+def test_a_side_process_can_make_it_again(model: nn.Module, classes: int) -> None:
     """From its recipe and its weights."""
-    changed = widened(tiny.bert(), 2, width=300, dimension=20, activation="selu")
+    changed = widened(model, classes, width=300, dimension=20, activation="selu")
     again = build_model(ModelRecipe.model_validate_json(ModelRecipe.of(changed).model_dump_json()), state_of(changed))
     with torch.no_grad():
         assert torch.equal(again(**_inputs()).logits, changed(**_inputs()).logits)

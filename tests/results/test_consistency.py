@@ -15,10 +15,11 @@ from leakaudit.gate.verdict import Status
 from leakaudit.plugins.metric_protocol import Guess
 from leakaudit.results import former_keys
 from leakaudit.results import schema as scores
+from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.consistency import contradictions, unexplained_steps
 from leakaudit.results.events import EVENTS, shown_events
 from leakaudit.results.files import to_json
-from leakaudit.results.schema import Attempt, AttemptStatus, Results, VerificationStatus
+from leakaudit.results.schema import Attempt, AttemptStatus, Results, StepRecord, VerificationStatus
 from tests.support.factories import NOW, attempt, audit, changed, policy, results, step
 from tests.support.leaking import CASES
 
@@ -82,6 +83,26 @@ def endless(data: dict[str, Any]) -> None:
 def a_small_model(data: dict[str, Any]) -> None:
     data["regime"]["hidden"] = 9  # texts have 9-16 tokens
     data["steps"][0]["beyond_hidden"] = False
+
+
+def a_large_batch(data: dict[str, Any]) -> None:
+    data["regime"]["hidden"] = 4097  # its one text has 9-16 tokens
+    data["steps"][0] |= {"beyond_hidden": False, "n_tokens_bucket": "4097-8192"}
+
+
+def sent(i: int) -> StepRecord:
+    """Build a step whose update was changed before it was sent."""
+    return step(i).model_copy(update={"sent": step(i).verification})
+
+
+def half_sent(**last: Any) -> Results:
+    """Build an audit of two leaking steps, the first changed before it was sent.
+
+    Args:
+        last: what the attempt on the second step, as it was sent, says.
+    """
+    attempts = [attempt(0, leaks=True), attempt(1, leaks=True), attempt(0, defense=AS_SENT)]
+    return results([sent(0), step(1)], [*attempts, attempt(1, defense=AS_SENT, **last)])
 
 
 def one_number(data: dict[str, Any]) -> None:
@@ -189,6 +210,10 @@ ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         a_small_model,
         "step st-000000 has a text of 9 tokens or more, but fewer inputs than the hidden size of 9",
     ),
+    "a batch whose texts must be longer than the hidden size": (
+        a_large_batch,
+        "step st-000000 has a text of 4097 tokens or more, but fewer inputs than the hidden size of 4097",
+    ),
     "an attack run and not run": (
         put("coverage", "not_run", value=[{"what": "span", "why": "known to the tool"}]),
         "the attack 'span' is in the battery and among those that were not run",
@@ -251,6 +276,19 @@ def test_a_shipped_defence_is_declared_whatever_its_numbers(shipped: str) -> Non
     assert contradictions(changed(found, regime=declared)) == ()
     undeclared = changed(found, regime=declared.model_copy(update={"declared_defenses": ()}))
     assert len(contradictions(undeclared)) == 1
+
+
+def test_an_update_sent_as_produced_has_one_result() -> None:
+    """A leak cannot stay with the produced update where the sent one is the same."""
+    assert contradictions(half_sent(leaks=True)) == ()
+    (problem,) = contradictions(half_sent())
+    assert problem == "step st-000001 was sent as produced, but span says something else of the two updates"
+
+
+def test_a_changed_update_has_attempts_as_sent() -> None:
+    """Else attempts on the produced update would count as those on what left."""
+    (problem,) = contradictions(results([sent(0)], [attempt(0)]))
+    assert problem == "step st-000000 was changed before it was sent, but the battery has no updates as sent"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""Small differentially private trainings: correct ones, and ones with a planted mistake."""
+"""Small private trainings, correct ones and ones with a planted mistake."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bound_after_mean(optimizer: Any, model: nn.Module) -> None:
 
 
 def bound_of_pairs(optimizer: Any, model: nn.Module) -> None:
-    """Clip the mean gradient of every two examples, as a loop over micro-batches of two does."""
+    """Clip the mean gradient of every two examples."""
 
     def clip_and_accumulate() -> None:
         for p in optimizer.params:

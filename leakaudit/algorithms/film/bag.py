@@ -6,7 +6,7 @@ Source: Gupta et al., "Recovering Private Text in Federated Learning of Language
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leakaudit.algorithms.bag.word_bag import word_bag
 from leakaudit.client.observation import Observation
@@ -49,13 +49,23 @@ def read_bag(seen: Observation) -> Bag:
 def granted_bag(seen: Observation) -> Bag | None:
     """Return the granted bag and longest length, as FILM's published code does.
 
-    None unless the threat model grants `words` and `lengths`.
+    None unless the threat model grants `words`, and `lengths` or `longest`.
     """
     granted = seen.facts.granted
-    if granted.words is None or not granted.lengths:
+    longest = max(granted.lengths) if granted.lengths else granted.longest
+    if granted.words is None or longest is None:
         return None
     around = seen.facts.vocabulary.wordless_ids
-    return Bag(tuple(token for token in granted.words if token not in around), longest=max(granted.lengths))
+    return Bag(tuple(token for token in granted.words if token not in around), longest=longest)
+
+
+def with_granted_counts(bag: Bag, seen: Observation) -> Bag:
+    """Return a bag whose tokens come in no text more often than the batch has them.
+
+    Source: Gupta et al. 2022, Fig. 5, "oracle": "the frequency of each word is known". The same bag without the grant `counts`.
+    """
+    counts = seen.facts.granted.counts
+    return bag if counts is None else replace(bag, counts={**bag.counts, **dict(counts)})
 
 
 def starts_of(bag: Bag, vocabulary: Vocabulary) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from leakaudit.algorithms.bag.word_bag import can_read_bag
 from leakaudit.algorithms.embedding_rows import holds_earlier_rounds
-from leakaudit.algorithms.film.bag import Bag, granted_bag, read_bag, starts_of
+from leakaudit.algorithms.film.bag import Bag, granted_bag, read_bag, starts_of, with_granted_counts
 from leakaudit.algorithms.film.beam import Found, Rules, beam_search, grams_of
 from leakaudit.algorithms.film.candidate_scores import CandidateScores, middle_gain
 from leakaudit.algorithms.film.continuations import CachedModel, Continuations, ScorerModel
@@ -92,7 +92,7 @@ def can_recover(seen: Observation, chosen: Settings) -> Applicability:
     if chosen.bag == "granted" and granted_bag(seen) is None:
         return not_applicable(
             "preset=released takes the set of tokens and the longest length from the true texts, as the published code does; grant "
-            "`words` and `lengths`, or take preset=paper or preset=honest"
+            "`words` and `lengths` (or `longest`), or take preset=paper or preset=honest"
         )
     try:
         language_of(seen, chosen.prior)
@@ -143,9 +143,12 @@ def recover(seen: Observation, chosen: Settings, rng: torch.Generator, budget: B
 
 
 def _bag_of(seen: Observation, chosen: Settings) -> Bag:
-    """Return the bag that a preset reads; granted words count only where it says so."""
+    """Return the bag that a preset reads; granted words count only where it says so.
+
+    Granted counts count in every preset.
+    """
     granted = granted_bag(seen) if chosen.bag == "granted" else None
-    return read_bag(seen) if granted is None else granted
+    return with_granted_counts(read_bag(seen) if granted is None else granted, seen)
 
 
 class _Search:

@@ -3,4 +3,4 @@
 The package may import `plugins` and `models`.
 """
 
-__all__ = ["kneser_ney", "likelihood_ratio", "token_scorer", "training"]
+__all__ = ["kneser_ney", "likelihood_ratio", "replaced_words", "token_scorer", "training"]

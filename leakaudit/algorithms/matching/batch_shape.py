@@ -45,9 +45,9 @@ class BatchShape(NamedTuple):
 
     lengths: tuple[int, ...]
     """(B,) tokens of each sequence, special ones included."""
-    evidence: Literal["granted", "positions", "rank", "ends", "span"]
-    """The source of the lengths, in the order of the names: the threat model, the position table, the rank of the span, this rank
-    and the last tokens of texts, or the sequences that exact recovery read."""
+    evidence: Literal["granted", "longest", "positions", "rank", "ends", "span"]
+    """The source of the lengths, in the order of the names: the threat model, the longest length that it grants, the position table, the rank
+    of the span, this rank and the last tokens of texts, or the sequences that exact recovery read."""
 
 
 def guess_shape(seen: Observation) -> BatchShape:
@@ -63,6 +63,8 @@ def guess_shape(seen: Observation) -> BatchShape:
       last token of each sequence counts in addition: no loss follows it, so it has no gradient. If
       texts end with a public token, the lengths are those that add up to this number and at which that token lies in the
       span. Otherwise all sequences are assumed to be equally long.
+    - If only the longest length is granted, as in GRAB (Sec. 5.4.3), lengths that the ends of texts tell are taken up to that length.
+      Otherwise all sequences are assumed to have it.
 
     Raises:
         AnatomyError: nothing determines the lengths, or they are not granted and the update is noisy.
@@ -70,8 +72,32 @@ def guess_shape(seen: Observation) -> BatchShape:
     facts = seen.facts
     if facts.granted.lengths is not None:
         return BatchShape(facts.granted.lengths, "granted")
+    if facts.granted.longest is not None:
+        return _up_to(facts.granted.longest, seen)
+    return _read_shape(seen)
+
+
+def _up_to(longest: int, seen: Observation) -> BatchShape:
+    """Return the shape of a batch whose longest length is known."""
+    try:
+        read = _read_shape(seen)
+    except AnatomyError:
+        return BatchShape((longest,) * _number_of_sequences(seen), "longest")
+    told = read.evidence == "ends" and max(read.lengths) <= longest
+    return read if told else BatchShape((longest,) * len(read.lengths), "longest")
+
+
+def _read_shape(seen: Observation) -> BatchShape:
+    """Return the shape that the update tells; see `guess_shape`.
+
+    Raises:
+        AnatomyError: nothing determines the lengths, or the update is noisy.
+    """
+    facts = seen.facts
     if seen.noise_sigma:
-        raise AnatomyError("under noise neither position rows nor ranks tell how long the texts are; grant `lengths`")
+        raise AnatomyError(
+            "under noise neither position rows nor ranks tell how long the texts are; grant `lengths` or `longest`"
+        )
     sequences = _number_of_sequences(seen)
     positions = touched_positions(seen)
     unseen = int(facts.task == "causal-lm")  # no loss follows the last token, so its place has no gradient
@@ -83,7 +109,7 @@ def guess_shape(seen: Observation) -> BatchShape:
     if basis is None:
         raise AnatomyError(
             "the lengths are unknown: no position table is shared, and the first block's attention update is missing or has "
-            "no clear rank; grant `lengths`"
+            "no clear rank; grant `lengths` or `longest`"
         )
     # Without dropout the same token at the same position is the same input in every sequence, so opening tokens count once.
     masked = facts.training_mode and any(

@@ -1,1 +1,3 @@
-"""Conformance: does a run do what the accountant of its differential privacy assumes?"""
+"""Conformance: does a run do what the accountant of its privacy assumes?"""
+
+__all__ = ["again", "assumptions", "causes", "draws", "judge", "log", "measure", "measured", "record", "signal"]

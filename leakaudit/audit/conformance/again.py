@@ -77,7 +77,7 @@ def _snapshots(
 
 
 def _declaring(step: ClientStep, snapshot: Snapshot, declared: DeclaredDefense) -> tuple[ClientStep, Snapshot]:
-    """Return a step that declares one defence only, for what was sent if something changed the update after the training."""
+    """Return a step that declares one defence only."""
     facts = step.facts.model_copy(update={"defenses": (declared,)})
     if snapshot.sent is None:
         return replace(step, facts=facts), snapshot

@@ -1,4 +1,4 @@
-"""What an accountant assumes of a run beside its noise: how batches are drawn, and over how many steps."""
+"""What an accountant assumes beside the noise: sampling and number of steps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _below(number: float) -> int:
 def composition(
     stated: Sequence[Privacy], taken: int | None, noise_multiplier: float | None
 ) -> Iterator[ConformanceCheck]:
-    """Yield whether the stated epsilons are of the steps and the noise that the run had.
+    """Yield whether the stated epsilons are of the run's own steps and noise.
 
     Args:
         stated: what is stated on the run's epsilon.

@@ -35,7 +35,7 @@ def cause_of(ratio: float, error: float, steps: Sequence[StepMeasured]) -> str:
 
 
 def _causes(step: StepMeasured) -> Iterator[Cause]:
-    """Yield what the numbers of a step make possible. A mistake that changes nothing is left out."""
+    """Yield the mistakes that the numbers of a step make possible."""
     kinds = (
         (step.processes, "process", "processes"),
         (step.passes, "micro-batch", "micro-batches"),

@@ -151,7 +151,10 @@ def _noisy_plugins(step: ClientStep) -> list[Any]:
 
 
 def _clipping(step: ClientStep, plugins: list[Any], observed: Update) -> ExampleClipping | None:
-    """Return how each example is clipped, if that is all that happens before the noise."""
+    """Return how each example is clipped.
+
+    None if something else happens before the noise.
+    """
     found: ExampleClipping | None = plugins[0].example_clipping(step, observed)
     return found if found is None or len(plugins) == 1 else None
 
@@ -312,7 +315,7 @@ def _change_of_clipped_mean(
 
 
 def _with_numbers(plugin: Any) -> str:
-    """Return a defence with its numbers, such as `dp-sgd(noise_multiplier=1, max_grad_norm=1)`."""
+    """Return a defence with its numbers, such as `dp-sgd(noise_multiplier=1)`."""
     numbers = ", ".join(_numbers(plugin.declared().parameters))
     return f"{plugin.name}({numbers})" if numbers else plugin.name
 

@@ -22,6 +22,10 @@ NEAR, FAR = 0.01, 3.0
 below the one and 0.27 % beyond the other."""
 
 
+NO_NOISE = 0.1
+"""Share of the declared standard deviation below which a parameter is said to carry no noise. Our choice."""
+
+
 class Measured(BaseModel):
     """Frozen data that a process keeps for a later one."""
 
@@ -53,7 +57,10 @@ class ParameterNoise(Measured):
     """For each of the step's rules the product of the observed update with it, and its squared norm, both divided by sigma squared."""
 
     def squares_under(self, rule: int, factor: float) -> float:
-        """Return the sum of the squares of observed update minus `factor` times the update of a rule."""
+        """Return the squared norm of the residual under a rule.
+
+        It is that of the observed update minus `factor` times the update of the rule, divided by sigma.
+        """
         product, norm = self.rules[rule]
         return max(0.0, self.seen - 2 * factor * product + factor**2 * norm)
 
@@ -126,7 +133,10 @@ class StepMeasured(Measured):
 
 @dataclass(frozen=True)
 class Sketch:
-    """The first entries of a step's update and of the updates of its rules, for each parameter with noise."""
+    """The first entries of a step's update and of the updates of its rules.
+
+    Only parameters with declared noise are in it.
+    """
 
     step: str
     rows: Mapping[str, Tensor]
@@ -192,7 +202,10 @@ def sketch_of(step: str, updates: Sequence[Mapping[str, Tensor]], sigma: Mapping
 
 
 def products_of(updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return the products of updates with each other by parameter, divided by sigma squared: (n, n) float64 for n updates."""
+    """Return the products of updates with each other, divided by sigma squared.
+
+    Parameter name -> (n, n) float64 for n updates.
+    """
     found = {}
     for name, level in sigma.items():
         if level > 0:

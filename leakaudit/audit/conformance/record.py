@@ -1,4 +1,7 @@
-"""The conformance of an audit: every step is measured when it is verified, and the run is judged at its end."""
+"""The conformance of an audit.
+
+Every step is measured when it is verified, and the run is judged at its end.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from leakaudit.audit.conformance.log import ConformanceLog
 from leakaudit.audit.conformance.measure import Measurement, measure
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
+from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.results.conformance import Conformance
 from leakaudit.results.schema import Privacy
@@ -23,15 +27,18 @@ from leakaudit.results.wording import counted
 logger = logging.getLogger(__name__)
 
 
-def measure_into(log: ConformanceLog, step_id: str, snapshot: Snapshot, step: ClientStep) -> None:
-    """Measure a step and write the result into a log. A step without declared noise is not written.
+def measure_into(config: AuditConfig, log: ConformanceLog, step_id: str, snapshot: Snapshot, step: ClientStep) -> None:
+    """Measure a step with declared noise, and write the result into a log.
 
     Args:
+        config: of the audit; nothing happens if it switches conformance off.
         log: of the audit.
         step_id: id of the step.
         snapshot: the step with what was sent.
         step: the same step on the model that attacks get, with the defences that the protocol declares.
     """
+    if not config.conformance:
+        return
     try:
         found = measured(step_id, snapshot, step)
     except torch.OutOfMemoryError:
@@ -46,7 +53,7 @@ def measure_into(log: ConformanceLog, step_id: str, snapshot: Snapshot, step: Cl
 
 
 def measured(step_id: str, snapshot: Snapshot, step: ClientStep) -> Measurement | None:
-    """Measure the noise of the update that was sent, or of the update that the training produced.
+    """Measure the noise of the update that was sent or produced.
 
     None if neither declares noise.
 

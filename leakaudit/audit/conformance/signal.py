@@ -46,7 +46,10 @@ def excess(steps: Sequence[StepMeasured]) -> float:
 
 
 def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
-    """Yield how many standard errors the residual has along each rule, and along its difference from the declared one."""
+    """Yield how many standard errors the residual has along each rule.
+
+    And along the rule's difference from the declared one.
+    """
     level = excess(steps)
     for name in _names(steps):
         for minus in (0.0, 1.0) if name != DECLARED else (0.0,):
@@ -66,7 +69,9 @@ def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
 
 
 def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
-    """Return the rules that the noise hides: their updates are too near to the declared one to be told from it.
+    """Return the rules that the noise hides.
+
+    Their updates are too near to the declared one to be told from it.
 
     Args:
         steps: the measured steps.
@@ -86,7 +91,7 @@ def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
 
 
 def along_parameters(steps: Sequence[StepMeasured]) -> Iterator[float]:
-    """Yield how many standard errors the residual of each parameter has along its expected update."""
+    """Yield how many standard errors each parameter's residual has along its update."""
     along: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for step in steps:
         for one in step.parameters:

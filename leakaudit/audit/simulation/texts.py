@@ -272,15 +272,8 @@ class Simulator:
             training=training, max_grad_norm=what.max_grad_norm, processes=what.clients, window=what.window
         )
         observation = ClientStep(self.model, truth, recipe, facts).observe()
-        granted = Granted(
-            labels=tuple(labels) if "labels" in what.grant else None,
-            lengths=tuple(map(len, truth.sequences())) if "lengths" in what.grant else None,
-            words=tuple(sorted({token for ids in truth.sequences() for token in ids}))
-            if "words" in what.grant
-            else None,
-        )
         return Snapshot(
-            observation=observation.granting(granted),
+            observation=observation.granting(Granted.of(truth.sequences(), labels, what.grant)),
             truth=truth,
             recipe=recipe,
             model_recipe=self._recipe,

@@ -43,7 +43,9 @@ class PrivateSgd:
 
     @property
     def _clips_by_weights(self) -> bool:
-        """Whether a second backward pass clips, through a weight of each example's loss, as ghost clipping does.
+        """Whether a second backward pass clips, as in ghost clipping.
+
+        It gives each example's loss a weight.
 
         The recorded gradients at the model's outputs then hold these weights, and the losses are summed whatever their reduction.
         """

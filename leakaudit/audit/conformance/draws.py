@@ -1,0 +1,155 @@
+"""Whether the noise is Gaussian, and whether two draws of it are independent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from scipy import stats
+
+from leakaudit.audit.conformance.measured import FAR, NEAR, NO_NOISE, Sketch, StepMeasured
+from leakaudit.audit.conformance.signal import Signal
+from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.wording import counted
+
+FEWEST_COMPARED = 64
+"""Fewest entries of two parameters that are compared. Our choice."""
+
+DIFFERENT = 0.05
+"""Relative difference of a frequency from the expected one below which nothing is said of noise of another level. Our choice."""
+
+
+def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, clipping: bool) -> ConformanceCheck:
+    """Compare the frequencies of entries with those of a normal distribution.
+
+    Args:
+        steps: the measured steps.
+        share: level of these tests.
+        level: whether the noise has the declared level. If not, it is compared with a normal distribution of the measured level.
+        clipping: whether the signal is the declared one; nothing is tested if it is not.
+    """
+    parts = [part for step in steps for part in step.parameters if level or part.ratio > NO_NOISE]
+    n = sum(part.entries for part in parts)
+    if clipping or not n:
+        why = "what the signal is" if clipping else "where there is noise"
+        return ConformanceCheck(
+            about="distribution",
+            outcome="not tested",
+            sentence=f"The shape of the noise is not tested, because it is not known {why}.",
+        )
+    sizes = [1.0 if level else part.ratio for part in parts]
+    bounds = (
+        (
+            f"within {NEAR:g} sigma of zero",
+            [part.near for part in parts],
+            [1 - 2 * stats.norm.sf(NEAR / one) for one in sizes],
+        ),
+        (f"beyond {FAR:g} sigma", [part.far for part in parts], [2 * stats.norm.sf(FAR / one) for one in sizes]),
+        ("above zero", [part.positive for part in parts], [0.5 for _ in sizes]),
+    )
+    wrong = []
+    for what, seen, chances in bounds:
+        k, p = sum(seen), sum(part.entries * float(chance) for part, chance in zip(parts, chances, strict=True)) / n
+        tail = 2 * min(float(stats.binom.cdf(k, n, p)), float(stats.binom.sf(k - 1, n, p)))
+        if tail <= (share / len(bounds) if level else _ESTIMATED) and (level or abs(k / (n * p) - 1) > DIFFERENT):
+            wrong.append((what, k, p))
+    if not wrong:
+        return ConformanceCheck(
+            about="distribution",
+            outcome="not contradicted",
+            sentence=f"The tails, the middle and the signs of {n:,} entries are those of a normal distribution.",
+            tests=len(bounds),
+        )
+    said = "; ".join(
+        f"{k / n:.3%} of the entries are {what}, where a normal distribution has {p:.3%}" for what, k, p in wrong
+    )
+    rounded = wrong[0][0] == bounds[0][0] and wrong[0][1] > wrong[0][2] * n
+    hint = ". Small draws may have been rounded to zero, as in float16" if rounded else ""
+    return ConformanceCheck(
+        about="distribution",
+        outcome="contradicted",
+        sentence=f"The noise is not Gaussian: {said}{hint}.",
+        tests=len(bounds),
+    )
+
+
+_ESTIMATED = 1e-6
+"""Level of the same tests against a measured standard deviation, whose error they neglect. Our choice."""
+
+
+def independence(
+    sketches: Sequence[Sketch], steps: Sequence[StepMeasured], share: float, signal: Signal
+) -> ConformanceCheck:
+    """Return whether two steps, or two parameters, have the same noise."""
+    by_id = {step.step: step for step in steps}
+    noisy = {(s.step, p.name) for s in steps for p in s.parameters if p.ratio > NO_NOISE}
+    rows = [
+        (sketch.step, name, row[0] - signal.factor * row[1 + signal.number(by_id[sketch.step])])
+        for sketch in sketches
+        for name, row in sketch.rows.items()
+        if row.shape[1] >= FEWEST_COMPARED and (sketch.step, name) in noisy
+    ]
+    tests = len(rows) * (len(rows) - 1) // 2
+    if not tests or not signal.explains:
+        return ConformanceCheck(
+            about="independence", outcome="not tested", sentence="There are too few entries that are known to be noise."
+        )
+    width = max(len(row) for *_, row in rows)
+    matrix = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for *_, row in rows]).double()
+    present = torch.stack([torch.arange(width) < len(row) for *_, row in rows]).double()
+    both = present @ present.T
+    squares = (matrix**2) @ present.T
+    cosine = (matrix @ matrix.T) / (squares * squares.T).clamp(min=1e-30).sqrt()
+    upper = torch.triu(torch.ones_like(cosine, dtype=torch.bool), 1)
+    which = [(int(a), int(b)) for a, b in (upper & (cosine.abs() > _SUSPECT)).nonzero().tolist()]
+    zeros = [_share_of_zeros(row) for *_, row in rows]
+    same = [
+        (a, b)
+        for a, b in which
+        if _p_of_cosine(float(cosine[a, b]), int(both[a, b])) <= share / tests and max(zeros[a], zeros[b]) < _SPARSE
+    ]
+    if not same:
+        return ConformanceCheck(
+            about="independence",
+            outcome="not contradicted",
+            sentence=f"No two of {counted(len(rows), 'draw')} of noise (steps and parameters) are alike.",
+            tests=tests,
+        )
+    across = [(a, b) for a, b in same if rows[a][0] != rows[b][0]]
+    kind = "steps" if across else "parameters of one step"
+    a, b = max(across or same, key=lambda pair: abs(float(cosine[pair])))
+    one, other = (rows[a][0], rows[b][0]) if across else (rows[a][1], rows[b][1])
+    said = (
+        f"Different {kind} have the same noise: {one} and {other}, correlation {float(cosine[a, b]):.3f}, as if the random generator had started "
+        "from the same seed."
+    )
+    return ConformanceCheck(
+        about="independence",
+        outcome="contradicted",
+        sentence=said,
+        parameters=tuple(dict.fromkeys(rows[n][1] for pair in same for n in pair)),
+        observed=float(cosine[a, b]),
+        expected=0.0,
+        tests=tests,
+    )
+
+
+def _share_of_zeros(row: torch.Tensor) -> float:
+    return float((row.abs() < NEAR).double().mean())
+
+
+_SPARSE = 0.5
+"""Share of entries near zero from which on a draw is not compared: the test assumes a normal distribution. Our choice."""
+
+_SUSPECT = 0.1
+"""Least correlation for which a p-value is computed, to save time. Our choice: below it none of 1,024 entries is significant at any level used."""
+
+
+def _p_of_cosine(cosine: float, n: int) -> float:
+    """Return the two-sided p-value of the cosine of two normal vectors.
+
+    It is exact for independent vectors of n entries: Student's t with n - 1 degrees of freedom.
+    """
+    t = cosine * math.sqrt((n - 1) / max(1e-300, 1 - cosine**2))
+    return float(2 * stats.t.sf(abs(t), n - 1))
