@@ -35,6 +35,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "prices",
             "privacy",
             "conformance",
+            "canaries",
             "membership",
             "coverage",
             "overhead",
@@ -210,6 +211,24 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "covers",
             "note",
             "why_not",
+        }
+    ),
+    scores.Canary: frozenset(
+        {
+            "defense",
+            "attack",
+            "k",
+            "n",
+            "values",
+            "guesses",
+            "delta",
+            "confidence",
+            "attacks",
+            "epsilon_lower",
+            "covers",
+            "claimed",
+            "claimed_by",
+            "notes",
         }
     ),
     scores.Coverage: frozenset({"not_tested", "not_run", "audited_steps", "skipped_snapshots", "total_steps"}),

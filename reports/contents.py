@@ -21,6 +21,7 @@ ORDER = (
     "samples",
     "labels",
     "defences",
+    "secrets",
     "frontier",
     "membership",
     "conformance",

@@ -22,6 +22,7 @@ from leakaudit.reports.measures import found_in, means_of
 from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.verdict_screen import new_console, print_verdict
 from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.canaries import bounded, strongest
 from leakaudit.results.files import load_results
 from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
@@ -68,6 +69,10 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
     if attack_names(redacted.results):
         console.print()
         _print_matrix(redacted.results, console)
+    if (worst := strongest(redacted.results.canaries)) is not None:
+        console.print()
+        console.print(Text(plain(f"secrets under {worst.defense}: {bounded(worst)}")))
+        console.print(Text(plain(" ".join(worst.notes)), style="dim"))
     if (members := redacted.results.membership) is not None:
         console.print()
         console.print(Text(plain(f"membership: {members_in_words(members)}")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,14 @@ from leakaudit.audit.own_words import of_own_words
 from leakaudit.audit.perplexity import guess_perplexity
 from leakaudit.audit.scoring.reachability import Reached, reachability, unknown
 from leakaudit.audit.scoring.score import Scored, Tagger, score, with_similarity
+from leakaudit.audit.state import number_of
 from leakaudit.audit.step_record import texts_of
 from leakaudit.audit.worker_signals import raise_lost_interrupt
 from leakaudit.client.observation import Observation
 from leakaudit.client.truth import Truth
 from leakaudit.config.audit import AuditConfig
 from leakaudit.config.invocation import public_reason
+from leakaudit.config.secret_book import SecretBook
 from leakaudit.errors import AnatomyError, type_and_place
 from leakaudit.metrics.semantic_similarity import SemanticSimilarity
 from leakaudit.models.array_classifier import ArrayClassifier
@@ -54,6 +57,10 @@ class Scorer:
             ModelError: it cannot be loaded.
         """
         return None if self.config.entity_tagger is None else entity_tagger(self.config.entity_tagger)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def score(self, guess: Reconstruction, truth: Truth, seen: Observation) -> Scored:
         """Return the scores of a guess.
@@ -90,6 +97,8 @@ class AttemptRunner:
     entries: EntryBuilder
     deaths: AttemptDeaths | None = None
     """Counts the processes that died during an attempt; None where nobody starts a new one."""
+    secrets: SecretBook | None = None
+    """The secrets in the batches; None if there are none."""
 
     def run(
         self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
@@ -119,12 +128,27 @@ class AttemptRunner:
     def _run(
         self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
     ) -> JournalEntry:
+        entry, guess = self._attacked(attempt, attack, seen, truth, raise_out_of_memory=raise_out_of_memory)
+        if self.secrets is None:
+            return entry
+        texts, guessed = texts_of(truth, seen), () if guess is None else guess.sequences or ()
+        outcome = self.secrets.outcome(
+            [self.scorer.text_of(ids) for ids in texts],
+            [self.scorer.text_of(one.token_ids) for one in guessed],
+            number_of(attempt.step),
+        )
+        return entry.model_copy(update={"secret": outcome})
+
+    def _attacked(
+        self, attempt: AttemptId, attack: Attack, seen: Observation, truth: Truth, *, raise_out_of_memory: bool
+    ) -> tuple[JournalEntry, Reconstruction | None]:
+        """Return the entry of an attempt, and the guess if there is one."""
         start = time.perf_counter()
         try:
             replaced = seen.facts.replaced is not None
             seen, fits = readable(attack, seen if self.config.adaptive else seen.unaware())
             if not fits:
-                return self._not_applicable(attempt, attack, fits.reason, start)
+                return self._not_applicable(attempt, attack, fits.reason, start), None
             budget = Budget(self.config.budget_s)
             guess = attack(seen, generator(self.config.seed, *attempt), budget)
             if replaced:
@@ -132,13 +156,13 @@ class AttemptRunner:
             seconds = time.perf_counter() - start
             scored = self.scorer.score(guess, truth, seen)
         except AnatomyError as error:
-            return self._not_applicable(attempt, attack, str(error), start)
+            return self._not_applicable(attempt, attack, str(error), start), None
         except Exception as error:
             raise_lost_interrupt()
             if raise_out_of_memory and isinstance(error, torch.OutOfMemoryError):
                 raise
             passed = time.perf_counter() - start
-            return self.entries.failed(attempt, AttemptStatus.ERROR, type_and_place(error), passed)
+            return self.entries.failed(attempt, AttemptStatus.ERROR, type_and_place(error), passed), None
         found = Finished(
             guess=guess,
             scored=scored,
@@ -148,7 +172,7 @@ class AttemptRunner:
             perplexity=guess_perplexity(guess, _prior_of(attack), seen),
             on_gpu=next(seen.model.parameters()).device.type == "cuda",
         )
-        return self.entries.finished(attempt, found)
+        return self.entries.finished(attempt, found), guess
 
     def _not_applicable(self, attempt: AttemptId, attack: Attack, reason: str, start: float) -> JournalEntry:
         shown = public_reason(reason, attack)

@@ -45,6 +45,7 @@ from leakaudit.client.observation import Observation
 from leakaudit.client.snapshot import Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.secret_book import SecretBook
 from leakaudit.errors import AnatomyError, SnapshotError
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.as_sent import AS_SENT
@@ -83,6 +84,7 @@ class Audit:
         shard: SavedShard | None = None,
         origin: Origin | None = None,
         journal: Journal | None = None,
+        secrets: SecretBook | None = None,
     ) -> None:
         """Open the folder of an audit, and resume an unfinished audit in it.
 
@@ -100,6 +102,7 @@ class Audit:
             shard: what this audit is a part of; None for a whole audit.
             origin: what is known when the run begins; a resumed audit keeps the first one.
             journal: the finished attempts; None for those in the folder's file.
+            secrets: the secrets in the batches; None if there are none.
 
         Raises:
             ResultsError: the folder holds an audit by another battery, or its state or journal cannot be read.
@@ -121,12 +124,11 @@ class Audit:
         heard = report or (lambda _entry: None)
         again = config.attack_recovered_steps
         self._due = DueAttempts(self._plugins, self._journal, self._state, entries, heard, again)
-        runner = AttemptRunner(config, scorer, entries, deaths)
+        runner = AttemptRunner(config, scorer, entries, deaths, secrets)
         self._attacks = Attacks(self._due, runner, config.seed, on_gpu=lambda: self._on_gpu)
         quick_first = sorted(self._plugins.attacks, key=lambda labelled: is_slow(labelled[1]))
         self._controls = ControlRunner(config, tokenizer, quick_first, scorer, self._state.shard)
-        metrics = applied_metrics(config.sentence_model)
-        plugins = catalogue(self._plugins.attacks, self._plugins.defenses, metrics)
+        plugins = catalogue(self._plugins.attacks, self._plugins.defenses, applied_metrics(config.sentence_model))
         self._results = ResultsBuilder(folder, config, self.battery, command, plugins, pairing.id if pairing else "")
 
     @property

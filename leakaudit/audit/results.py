@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from leakaudit.audit.membership.log import MembershipLog
 from leakaudit.audit.membership.summary import membership_of
 from leakaudit.audit.privacy import SHIPPED, privacy_of
 from leakaudit.audit.provenance import released_files
+from leakaudit.audit.secret_bounds import canaries_of
 from leakaudit.audit.state import SavedState, now, number_of
 from leakaudit.config.audit import AuditConfig, PluginSpec
 from leakaudit.errors import ResultsError
@@ -128,6 +129,7 @@ class ResultsBuilder:
             privacy=privacy,
             membership=membership_of(*MembershipLog(self.folder).read(), [step.id for step in ordered]),
             conformance=conformance_of(*ConformanceLog(self.folder).read(), stated, end.total_steps),
+            canaries=canaries_of(entries, saved.steps, self.catalogue, privacy, self.config.privacy.delta),
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
             min_tokens=self.config.min_tokens,
         )
@@ -157,6 +159,7 @@ class ResultsBuilder:
             *((f"{attack}, on {counted(n, 'step')}", PARTS_ONLY.reason) for attack, n in partly.items()),
             *((f"{counted(number, 'step')} that should have been kept", why) for number, why in end.not_kept),
             *((f"the artefact {name}", why) for name, why in released.not_named),
+            *_canaries_not_tested(self.config, entries),
             *_servers_not_tested(self.config.server),
             *_membership_not_tested(self.config, self.folder),
             *NEVER_TESTED,
@@ -197,6 +200,13 @@ def _why_to_run(attack: Any, steps: Sequence[StepRecord]) -> str:
     said = "known to the tool, not in this battery"
     more = attack.goal != "labels" and not attack.token_limit and any(step.beyond_hidden for step in steps)
     return f"{said}; it does not end where a step has as many tokens as the hidden size" if more else said
+
+
+def _canaries_not_tested(config: AuditConfig, entries: Sequence[JournalEntry]) -> Iterator[tuple[str, str]]:
+    """Yield why the invented records of the configuration showed nothing."""
+    if config.canaries is not None and all(entry.secret is None for entry in entries):
+        why = "no attacked step held a whole one: raise `rate`, keep more steps, or shorten the template so that no text is cut"
+        yield "the records of `canaries`", why
 
 
 def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...]:

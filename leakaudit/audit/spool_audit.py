@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.audit.worker_signals import raise_lost_interrupt
-from leakaudit.errors import LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
+from leakaudit.config.secret_book import SecretBook, check_tokenizer
+from leakaudit.errors import ConfigError, LeakAuditError, ModelNotVouchedError, SnapshotSealedError, type_and_place
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.journal import JournalEntry
 from leakaudit.results.wording import counted, duration
@@ -115,6 +116,7 @@ def audit_in(
 
     config = audit_file.config
     torch.set_num_threads(config.threads)
+    reader = reader_in(spool.root / TOKENIZER)
     device = choose_device(
         options.device or config.device, beside=os.environ.get(DEVICE_VARIABLE), snapshot=_largest_snapshot(spool)
     )
@@ -122,7 +124,7 @@ def audit_in(
     return Audit(
         folder,
         config,
-        reader_in(spool.root / TOKENIZER),
+        reader,
         device=device,
         report=report,
         command=audit_file.command,
@@ -130,7 +132,26 @@ def audit_in(
         deaths=spool.queue.attempts if journal is None else None,
         origin=audit_file.origin,
         journal=journal,
+        secrets=_secrets_of(audit_file, reader, options),
     )
+
+
+def _secrets_of(audit_file: AuditFile, reader: Any, options: WorkerOptions) -> SecretBook | None:
+    """Return the invented records of a training.
+
+    None if there are none, or if the tokenizer cannot tell their secrets apart.
+    """
+    if audit_file.secrets is None:
+        return None
+    book = audit_file.secrets.book()
+    try:
+        check_tokenizer(
+            book.template, lambda text: str(reader.decode(reader(text)["input_ids"], skip_special_tokens=True))
+        )
+    except ConfigError as error:
+        options.notify(f"canaries: {error}")
+        return None
+    return book
 
 
 def claim(spool: Spool, audit: Any) -> Path | None:

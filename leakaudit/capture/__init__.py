@@ -15,6 +15,7 @@ __all__ = [
     "array_batches",
     "background_tasks",
     "boundary",
+    "canary_records",
     "cell_output",
     "context",
     "defended",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from leakaudit.audit.state import SavedShard
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.secret_book import SecretBook
     from leakaudit.config.shard import Shard
     from leakaudit.results.journal import JournalEntry
     from leakaudit.results.origin import Origin
@@ -78,6 +79,8 @@ class Steps:
     """The weights that the steps begin with; empty if unknown."""
     shard: Shard | None = None
     """The part of these steps that is audited; None for all."""
+    secrets: SecretBook | None = None
+    """The secrets that were put into these steps; None if there are none."""
 
     @property
     def own(self) -> Sequence[int]:
@@ -208,6 +211,7 @@ def run_audit(
             pairing=steps.pairing,
             shard=_saved_shard(config, steps, command, device),
             origin=steps.origin or _origin_now(config, steps),
+            secrets=steps.secrets,
         )
         say(plan(len(steps.own), len(battery.attacks), len(battery.defenses), config.budget_s, stop.limit_s))
         say(f"computing on {device.type} with {counted(torch.get_num_threads(), 'CPU thread')}")

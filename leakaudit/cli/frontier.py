@@ -27,6 +27,7 @@ from leakaudit.cli.simulate import (
     pairing_of,
     parsed_seeds,
     say_notices,
+    secrets_of,
     simulator_of,
 )
 from leakaudit.cli.stopping import Request, Stopped, exit_code, stop_on_signals
@@ -197,6 +198,7 @@ class Asked:
             range(len(simulator)),
             simulator.snapshot,
             pairing=pairing_of(self.what["data"]),
+            secrets=secrets_of(simulator),
         )
 
     def _leak(self, steps: Steps, stop: Request) -> tuple[Results, KeyboardInterrupt | None]:

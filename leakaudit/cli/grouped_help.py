@@ -8,7 +8,7 @@ import click
 
 _CLIENT = (
     "batch_size steps seed seeds mode freeze grant lora_rank lora_targets lora_warmup optimizer local_steps "
-    "learning_rate clients window max_grad_norm"
+    "learning_rate clients window max_grad_norm secrets"
 )
 
 HEADINGS = {

@@ -61,6 +61,9 @@ def _show_all(judged: Judged, verdict: Verdict, as_json: bool) -> None:
     redacted = redact(judged.results, [], verdict, TextMode.HASH)
     if as_json:
         document = {"verdict": verdict.model_dump(mode="json", by_alias=True), "matrix": _matrix(redacted.results)}
+        document["canaries"] = [
+            one.model_dump(mode="json") | {"verdict": one.verdict} for one in redacted.results.canaries
+        ]
         click.echo(json.dumps(document, indent=1))
         return
     print_audit(redacted, Console(highlight=False))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leakaudit.audit.pairing import Pairing
     from leakaudit.client.snapshot import Snapshot
     from leakaudit.config.audit import AuditConfig
+    from leakaudit.config.secret_book import SecretBook
     from leakaudit.config.shard import Shard
 
 OUT = Path("leakaudit-out")
@@ -181,7 +182,13 @@ def simulate(resume: bool | None, as_json: bool, limit: float | None, shard: Sha
         all_steps = range(len(simulator))
         base = _base_of(what["model"])
         steps = Steps(
-            simulator.digest, simulator.tokenizer, all_steps, simulator.snapshot, pairing=pairing, base_model=base
+            simulator.digest,
+            simulator.tokenizer,
+            all_steps,
+            simulator.snapshot,
+            pairing=pairing,
+            base_model=base,
+            secrets=secrets_of(simulator),
         )
         return _shard_of(steps, shard)
 
@@ -309,9 +316,21 @@ def _steps_of_seeds(what: dict[str, Any], seeds: tuple[int, ...], first: Any) ->
         made: Snapshot = of(number).snapshot(own)
         return replace(made, provenance=made.provenance.model_copy(update={"step": step, "seed": seeds[number]}))
 
-    digests = hashlib.sha256(" ".join(of(number).digest for number in range(len(seeds))).encode()).hexdigest()
+    found, book = [], None
+    for number in range(len(seeds)):
+        found.append(of(number).digest)
+        own = secrets_of(of(number))
+        book = own if book is None or own is None else book.joined(own)
+    digests = hashlib.sha256(" ".join(found).encode()).hexdigest()
     numbers, base = range(steps * len(seeds)), _base_of(what["model"])
-    return Steps(digests, first.tokenizer, numbers, snapshot, pairing=pairing_of(what["data"]), base_model=base)
+    pairing = pairing_of(what["data"])
+    return Steps(digests, first.tokenizer, numbers, snapshot, pairing=pairing, base_model=base, secrets=book)
+
+
+def secrets_of(simulator: Any) -> SecretBook | None:
+    """Return the secrets in a simulator's steps; None if they hold none."""
+    book: SecretBook | None = getattr(simulator, "secrets", None)  # a simulator of arrays has none
+    return book
 
 
 def _base_of(model: Path) -> str:
@@ -358,9 +377,9 @@ def simulator_of(what: dict[str, Any]) -> Any:
         return Simulator(Simulation(**what))
     from leakaudit.audit.simulation.arrays import ArraySimulation, ArraySimulator
 
-    of_text = ("grant", "lora_rank", "lora_targets", "lora_warmup")
+    of_text = ("grant", "lora_rank", "lora_targets", "lora_warmup", "secrets")
     if any(what[name] for name in of_text) or what["task"] != "classification":
-        raise ConfigError("arrays are classified as they are: --task, --grant and --lora-... are for texts")
+        raise ConfigError("arrays are classified as they are: --task, --grant, --secrets and --lora-... are for texts")
     if what["clients"] != 1 or what["window"] != 1:
         raise ConfigError("--clients and --window are for texts: a step on arrays is one update of one client")
     fields = ("text_field", "label_field")

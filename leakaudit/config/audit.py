@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from leakaudit.config.canaries import CanariesConfig
 from leakaudit.config.membership import MembershipConfig
 from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.results.schema import TextMode
@@ -194,6 +195,9 @@ class AuditConfig(BaseModel):
     privacy: PrivacyConfig = PrivacyConfig()
     """What is known of the run's differential privacy: `{delta: 1e-5}`, a claim with `epsilon`, or `sampling_rate` and `steps`, from which an
     accountant computes the epsilon of each defence that adds noise. The audit repeats an epsilon and does not confirm it."""
+    canaries: CanariesConfig | None = None
+    """Invented records with secrets, which `leakaudit.with_canaries` puts into the training data, to see whether they come back: `{this_run_is_an_audit:
+    true, template: "patient {digits:8}", rate: 0.01}`. Null: none. They change the trained model, so a run must be marked as made for an audit."""
     defense: Plugin | None = None
     """Defence that the callback applies to the update which training uses, such as `gaussian-noise(scale=0.1)`: the gradients change right before
     each step of the optimizer. It is declared as `shipped_defense`. A training that cannot apply it ends with an error."""

@@ -89,6 +89,8 @@ class SimulateSection(_Section):
     """Consecutive updates that the adversary adds up."""
     max_grad_norm: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """L2 norm to which every gradient is clipped."""
+    secrets: str | None = None
+    """A text with a secret, such as `patient number {digits:6}`; a record of it is put into every step."""
 
     def simulation(self, seed: int) -> Simulation:
         """Return the simulation of one night.

@@ -92,6 +92,12 @@ class Simulation:
     text_field: str = _option("text", "Field of the data that holds the text.")
     label_field: str = _option("label", "Field of the data that holds the class: a number from 0, or its name.")
 
+    secrets: str | None = _option(
+        None,
+        "Puts a record with a secret into every step and bounds epsilon by those recovered: a text such as 'patient number {digits:6}'; "
+        "{one_of:FILE} is a line of a file.",
+    )
+
     def __post_init__(self) -> None:
         """Refuse unknown grants and values that make no client step."""
         unknown = sorted(set(self.grant) - set(GRANTS))

@@ -1,7 +1,7 @@
 """Rules on the epsilon of differential privacy that an accountant gives.
 
 An audit does not confirm an epsilon. Such a rule compares what the accountant says with what the policy allows, and fails where the updates
-contradict what the accountant assumes.
+contradict what the accountant assumes, or where secrets that an attack recovered contradict what the mechanism claims of one step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import Field, FiniteFloat
 from leakaudit.gate.policy_parts import PolicyPart
 from leakaudit.gate.verdict import RuleVerdict, Status
 from leakaudit.results.as_sent import AS_SENT
+from leakaudit.results.canaries import bounded, bounds_on, strongest
 from leakaudit.results.conformance import CONTRADICTED, ConformanceCheck
 from leakaudit.results.privacy import SHIPPED, stated, statements_on
 from leakaudit.results.schema import Privacy, Results
@@ -53,8 +54,8 @@ def judge_claim(
 ) -> RuleVerdict:
     """Judge a rule on a claimed epsilon.
 
-    PASS if an accountant's epsilon is at or below the limit, FAIL if any epsilon is above or the updates contradict what the accountant assumes,
-    else INCONCLUSIVE.
+    FAIL if the updates contradict what the accountant assumes, if recovered secrets contradict what the mechanism claims of one step, or if any
+    epsilon is above the limit. PASS if an accountant's epsilon is at or below it, else INCONCLUSIVE. A bound that contradicts nothing changes nothing.
 
     Args:
         results: the audit.
@@ -64,9 +65,12 @@ def judge_claim(
         defense: defence that the verdict names.
         gaps: problems with the evidence as a whole; a single one keeps the rule from passing.
     """
+    refuted = strongest([one for one in bounds_on(results, column) if one.verdict == "contradicted"])
     answer = _answer(statements_on(results, column), claimed)
     if column in _OF_THE_RUN and results.conformance is not None and (wrong := results.conformance.contradicted):
         answer = _Answer(Status.FAIL, f"{answer.said} {CONTRADICTED}: {_first_of(wrong)}", (), answer.epsilon)
+    if refuted is not None:
+        answer = _Answer(Status.FAIL, f"{bounded(refuted)} {answer.said}", (), answer.epsilon)
     held = answer.status is Status.PASS and bool(gaps)
     status = Status.INCONCLUSIVE if held else answer.status
     reasons = (*answer.reasons, *gaps) if status is Status.INCONCLUSIVE else ()
@@ -88,8 +92,8 @@ def judge_claim(
         threshold=claimed.max,
         margin=None if answer.epsilon is None else claimed.max - answer.epsilon,
         more_clean_steps=None,
-        confidence=_NO_SAMPLE,
-        method="the accountant's number; no estimate of the audit",
+        confidence=_NO_SAMPLE if refuted is None else refuted.confidence,
+        method=_NUMBER if refuted is None else "secrets recovered from single steps (Clopper-Pearson)",
         censored=0,
         lost=0,
         due=0,
@@ -109,6 +113,9 @@ def _first_of(wrong: Sequence[ConformanceCheck]) -> str:
     more = len(wrong) - 1
     return wrong[0].sentence + (f" {counted(more, 'more contradiction')} in `leakaudit conformance`." if more else "")
 
+
+_NUMBER = "the accountant's number; no estimate of the audit"
+"""How the rule is judged where no secret contradicts the claim."""
 
 _NO_SAMPLE = 1.0
 """Confidence of a comparison of two numbers, which samples nothing."""

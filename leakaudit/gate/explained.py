@@ -165,7 +165,7 @@ class Seen:
 
 def _subject(rule: Rule, tokens: int) -> str:
     if rule.claimed_epsilon is not None:
-        return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less; the audit does not confirm it."
+        return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less, and what recovered secrets say against it; the audit does not confirm it."
     if rule.membership is not None:
         return f"the share of the texts of the steps that the update names, at {one_in(rule.membership.false_rate)}; candidates and texts of no step are granted."
     where = {SHIPPED: "on the update as the run ships it", OBSERVED: "on the update as it was observed"}.get(
@@ -193,7 +193,7 @@ def _weight(rule: Rule | ImportedRule) -> str:
 
 def _fails(rule: Rule, confidence: float) -> str:
     if rule.claimed_epsilon is not None:
-        return f"an accountant gives more than {rule.threshold:g}."
+        return f"an accountant gives more than {rule.threshold:g}, or recovered secrets contradict what is claimed of one step."
     if rule.membership is not None:
         return f"the {percent(confidence)} lower bound is above {allowed(rule.limit, rule.threshold)}."
     limit, sure = allowed(rule.limit, rule.threshold), percent(confidence)
@@ -247,7 +247,7 @@ _MOST_REASONS = 3
 _NEXT_OF_CLAIM = {
     Status.PASS: "Nothing about this rule. The audit does not confirm the accountant's number.",
     Status.INCONCLUSIVE: "Correct what the reasons name, and audit again.",
-    Status.FAIL: "Do not ship. Train with more noise or for fewer steps.",
+    Status.FAIL: "Do not ship. If secrets contradict the claim, look for noise that is missing; else train with more noise or for fewer steps.",
 }
 """Status of a rule on a claimed epsilon -> what to do."""
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.gate.evidence import usable
+from leakaudit.results.canaries import pooled as pooled_canaries
 from leakaudit.results.consistency import lacking_steps, moment, unexplained_steps
 from leakaudit.results.membership import pooled
 from leakaudit.results.schema import (
@@ -62,6 +63,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "summaries": (),
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
+            "canaries": pooled_canaries(one for run in runs for one in run.canaries),
             "membership": pooled([run.membership for run in runs], [run.run.id for run in runs]),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,

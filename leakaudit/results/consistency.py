@@ -21,6 +21,7 @@ from typing import Any
 
 from leakaudit.results import former_keys
 from leakaudit.results.as_sent import AS_SENT, PRODUCED
+from leakaudit.results.canaries import canary_epsilon
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
 from leakaudit.results.lengths import bounds_of
@@ -65,7 +66,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
 
     The clauses have no full stop.
     """
-    checks = (_steps, _attempts, _sent, _sequences, _summaries, _controls, _coverage, _times)
+    checks = (_steps, _attempts, _sent, _sequences, _summaries, _controls, _canaries, _coverage, _times)
     return tuple(islice((problem for check in checks for problem in check(results)), _MOST_PROBLEMS))
 
 
@@ -423,6 +424,18 @@ def _kinds(results: Results) -> Iterator[str]:
                 yield f"the control of {kind} counts {own.k} of {own.n} for {attack}, and {counts.k} of {counts.n} in all"
         if counts.k > sum(own.k for own in counts.by.values()):
             yield f"the control of {kind} counts {counts.k} recovered steps, and its attacks recovered fewer"
+
+
+def _canaries(results: Results) -> Iterator[str]:
+    """Compute every bound on epsilon again from its counts."""
+    for one in results.canaries:
+        name = f"the bound by the secrets that {one.attack} recovered under {one.defense}"
+        if one.k > one.n or one.n > len(results.steps):
+            yield f"{name} counts {one.k} of {one.n}, and there are {len(results.steps)} steps"
+        elif not 0 < one.confidence < 1 or not one.delta < 1:
+            yield f"{name} has the confidence {one.confidence:g} and the delta {one.delta:g}"
+        elif not isclose(one.epsilon_lower, wanted := canary_epsilon(one), abs_tol=1e-5):
+            yield f"{name} says {one.epsilon_lower:g}, and its counts give {wanted:g}"
 
 
 def _coverage(results: Results) -> Iterator[str]:

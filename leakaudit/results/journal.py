@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.json_lines import split_lines
@@ -54,12 +55,27 @@ class LabelSample(ResultsModel):
     names: tuple[str, ...] | None = None
 
 
+class SecretOutcome(ResultsModel):
+    """Whether an attack recovered the secret that was put into a batch."""
+
+    recovered: bool = False
+    """Whether one of its guesses names the secret."""
+    guesses: Annotated[int, Field(ge=0)] = 0
+    """L: number of texts that it guessed; each names one value at most."""
+    values: Annotated[int, Field(ge=2)]
+    """M: number of values from which the secret was drawn."""
+    first: bool = True
+    """Whether the step is in the first epoch, as far as the size of the data and of the batch tell."""
+
+
 class JournalEntry(ResultsModel):
     """One line of `journal.jsonl`: a finished attempt and its private samples."""
 
     attempt: Attempt
     samples: tuple[Sample, ...] = ()
     labels: LabelSample | None = None
+    secret: SecretOutcome | None = None
+    """None if the batch holds no secret of the audit."""
 
 
 def load_journal(path: Path) -> list[JournalEntry]:

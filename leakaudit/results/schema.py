@@ -39,7 +39,8 @@ for each kind of recovery which attack recovered the canary (`Controls.kinds`) a
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
 began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 has what the updates show of the noise that an
-accountant assumes (`Conformance`), and how many texts of the steps the updates name (`Membership`).
+accountant assumes (`Conformance`), the bounds on epsilon that recovered secrets give (`Canary`), and how many texts of the steps the updates name
+(`Membership`).
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -507,6 +508,47 @@ class Privacy(ResultsModel):
     """Why there is no epsilon; empty if there is one."""
 
 
+class Canary(ResultsModel):
+    """A lower bound on epsilon, from the secrets that one attack recovered.
+
+    It can contradict what a mechanism claims of one step, and never confirms it.
+    """
+
+    defense: str
+    """Label of the defence in the battery; `none` for what the run itself ships."""
+    attack: str
+    k: Count
+    """Steps in which one of the attack's guesses was the secret."""
+    n: Annotated[int, Field(ge=1)]
+    """Steps with a secret; those on which the attack did not run are counted as not recovered."""
+    values: Annotated[int, Field(ge=2)]
+    """M: number of values from which each secret was drawn."""
+    guesses: Count
+    """L: largest number of guesses of one step. By chance a secret is recovered with probability L / M."""
+    delta: Amount
+    confidence: Fraction
+    """With which the bounds of all attacks under this defence hold together."""
+    attacks: Annotated[int, Field(ge=1)] = 1
+    """Number of these attacks; each has its share of 1 - confidence."""
+    epsilon_lower: Amount
+    """Lower bound on the epsilon of one step, for data sets with and without one record; 0 if nothing is bounded."""
+    covers: Literal["step"] = "step"
+    """What the bound is about: one step in which the record certainly took part, so without amplification by sampling."""
+    claimed: Amount | None = None
+    """The epsilon of one such step that the defence's mechanism claims, at the same delta; None if nothing claims one."""
+    claimed_by: str = ""
+    """Where `claimed` comes from, as a clause."""
+    notes: tuple[str, ...] = ()
+    """Conditions under which the bound holds, in sentences."""
+
+    @property
+    def verdict(self) -> Literal["contradicted", "not contradicted", "no claim"]:
+        """What the bound says of the claim."""
+        if self.claimed is None:
+            return "no claim"
+        return "contradicted" if self.epsilon_lower > self.claimed else "not contradicted"
+
+
 class NotTested(ResultsModel):
     """One thing that the audit says nothing about."""
 
@@ -739,6 +781,7 @@ class Results(ResultsModel):
     privacy: tuple[Privacy, ...] = ()
     conformance: Conformance | None = None
     """Whether the updates carry the noise that an accountant assumes. None if the run declares no noise, and in results before 1.8."""
+    canaries: tuple[Canary, ...] = ()
     membership: Membership | None = None
     """How many texts of the steps the updates name. None if nobody asked or no step could be tested, and in results before 1.8."""
     coverage: Coverage = Coverage.model_construct()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.canaries import keys_file
+from leakaudit.config.saved_book import SavedBook
 from leakaudit.errors import RoundError, SpoolError
 from leakaudit.results.not_audited import NOT_AUDITED
 from leakaudit.results.origin import Origin
@@ -19,7 +21,7 @@ from leakaudit.storage.participants import anybody_left, lock_of, take_part
 from leakaudit.storage.rounds_file import read_rounds
 from leakaudit.storage.shared_weights import BASES
 from leakaudit.storage.spool import Spool
-from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals
+from leakaudit.storage.spool_files import LEFT_BY_AUDIT, AuditFile, read_totals, write_audit_file
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,27 @@ def allocate_run_folder(
     with folder_lock(wanted.parent):
         found = archive_previous(wanted)
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
+        return _created(config, allocated, tokenizer, command, origin), found
+
+
+def _created(config: AuditConfig, allocated: AuditConfig, tokenizer: Any, command: str, origin: Origin | None) -> Spool:
+    """Create a spool that knows the invented records in the training data.
+
+    Args:
+        config: names the folder beside which the file of the records lies.
+        allocated: the same with the folder that the audit got.
+        tokenizer: of the training.
+        command: how the training was started.
+        origin: what is known when it begins.
+
+    Raises:
+        SpoolError, ConfigError: as by `Spool.create`; or the configuration asks for records, and their file is missing or damaged.
+    """
+    records = None if config.canaries is None else SavedBook.read(keys_file(config.out_dir))
+    spool = Spool.create(allocated.out_dir / "spool", allocated, tokenizer, command, origin)
+    if records is not None:
+        write_audit_file(spool.root, Spool.open(spool.root)[1].model_copy(update={"secrets": records}))
+    return spool
 
 
 def join_or_allocate(
@@ -82,7 +104,7 @@ def join_or_allocate(
         if apart:
             found = RunFolder(found.folder, f"{apart}, so this process audits its rounds in {found.folder.name}")
         allocated = config.model_copy(update={"out_dir": found.folder})
-        return Spool.create(found.folder / "spool", allocated, tokenizer, command, origin), found
+        return _created(config, allocated, tokenizer, command, origin), found
 
 
 def join_rounds(folder: Path) -> Spool:

@@ -9,6 +9,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.saved_book import SavedBook
 from leakaudit.errors import SpoolError
 from leakaudit.files.private_files import write_atomic
 from leakaudit.files.strict_json import parse_json, read_bounded
@@ -61,6 +62,8 @@ class AuditFile(BaseModel):
     command: str = ""
     origin: Origin | None = None
     """What was known when the training began; None in a spool of an earlier version."""
+    secrets: SavedBook | None = None
+    """The invented records in the training data; None if there are none."""
     salt: str = ""
     """Random bytes in hex; empty without encryption. If the key of the hashes is derived from a private key, the salt makes it different
     for each run. Without the salt nobody can derive the key again, so the salt is destroyed with the last snapshot."""

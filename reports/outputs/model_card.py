@@ -12,7 +12,9 @@ from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.redaction import redact
 from leakaudit.reports.wording import date_and_time, meaning, short_digest
 from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.canaries import bounded, bounds_on, strongest
 from leakaudit.results.membership import in_words as members_in_words
+from leakaudit.results.privacy import SHIPPED as SHIPPED_LABEL
 from leakaudit.results.privacy import shipped_in_words
 from leakaudit.results.recovery import in_words, join, recovered
 from leakaudit.results.schema import Results, TextMode
@@ -43,7 +45,7 @@ def model_card(results: Results, verdict: Verdict) -> str:
         "Worst bound": _worst_bound(public, verdict),
         "For contrast": _contrast(public),
         "Adversary": _adversary(public),
-        "Differential privacy": shipped_in_words(public),
+        "Differential privacy": _privacy(public),
         **({} if public.membership is None else {"Membership": members_in_words(public.membership)}),
         "Not tested": _not_tested(public),
         "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}{_waived(verdict)}{_changed(verdict)}",
@@ -55,6 +57,12 @@ def model_card(results: Results, verdict: Verdict) -> str:
 
 LIMITS = "An audit bounds these attacks on these updates. It proves no privacy, and says nothing about what the released weights remember."
 """The last line of every card."""
+
+
+def _privacy(results: Results) -> str:
+    """Repeat what is claimed, and say what recovered secrets show of it."""
+    worst = strongest(bounds_on(results, SHIPPED_LABEL))
+    return shipped_in_words(results) + ("" if worst is None else f" {bounded(worst)} {' '.join(worst.notes)}")
 
 
 def _waived(verdict: Verdict) -> str:

@@ -18,6 +18,7 @@ from leakaudit.errors import SnapshotError
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.schema import Privacy
 from tests.support import tiny
+from tests.support.pair import pair
 
 pytest.importorskip("opacus")
 
@@ -205,3 +206,24 @@ def test_without_an_epsilon_nothing_is_composed() -> None:
     """Wrong: a pass where nobody claims anything."""
     (found,) = composition([], 100, 1.0)
     assert found.outcome == "not tested"
+
+
+# ------------------------------------------------------------------------------------------------------ two processes
+def of_two(name: str) -> tuple[ConformanceCheck, ...]:
+    """Return what is said of a training of two processes."""
+    kept = pair("tests.support.two_private_processes").kept(name)
+    found = [measure(f"st-{n:06d}", ClientStep.of(s), s.observation.update) for n, s in sorted(kept.items())]
+    return judge([one for one in found if one is not None])
+
+
+def test_two_processes_with_opacus_are_not_accused() -> None:
+    """Wrong: a mean over processes taken for the sum of one."""
+    found = of_two("correct")
+    assert not contradicted(found)
+    assert any(one.about == "noise" and one.outcome == "not contradicted" for one in found)
+
+
+def test_two_processes_that_draw_from_one_seed_are_named() -> None:
+    """Wrong: noise of sqrt(2) without the cause."""
+    found = contradicted(of_two("same seed"))
+    assert "2 processes draw the same numbers" in found["noise"]

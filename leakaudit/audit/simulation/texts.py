@@ -26,6 +26,8 @@ from leakaudit.client.recipe import StepRecipe
 from leakaudit.client.snapshot import Provenance, Snapshot
 from leakaudit.client.step import ClientStep
 from leakaudit.client.truth import MicroBatch, Truth
+from leakaudit.config.secret_book import SecretBook, check_tokenizer, simulated_record
+from leakaudit.config.secret_template import SecretTemplate
 from leakaudit.config.simulation import Simulation
 from leakaudit.errors import ConfigError, DataError
 from leakaudit.models.loading import classes_of_head, load_model, load_tokenizer
@@ -183,13 +185,23 @@ class Simulator:
         labels = number_of_labels(what, examples)
         self.tokenizer = load_tokenizer(what.model)
         self.model, self._frozen = start_of(what, labels)
-        self.digest = source_digest(what, self.model, vocabulary_of(self.tokenizer, self.model).model_dump_json())
+        self._secrets = None if what.secrets is None else self._checked(SecretTemplate.parse(what.secrets))
+        public = vocabulary_of(self.tokenizer, self.model).model_dump_json()
+        self.digest = source_digest(what, self.model, public + ("" if self._secrets is None else repr(self._secrets)))
         """SHA-256 of all that the steps depend on: options, data, weights and tokenizer; anyone who has the data can compute it."""
         self._shared = frozenset(name for name, _ in self.model.named_parameters()) - self._frozen
         ordered = tuple(name for name, _ in self.model.named_parameters() if name in self._shared)
         self._optimizer = client_optimizer(what.optimizer, what.learning_rate, what.local_steps, ordered)
         self._state = self._earlier_rounds(examples)
         self._recipe = ModelRecipe.of(self.model)
+
+    @property
+    def secrets(self) -> SecretBook | None:
+        """The secrets in the steps; None if they hold none."""
+        if self._secrets is None:
+            return None
+        drawn = [simulated_record(self._secrets, self.what.seed, step).secret for step in range(len(self))]
+        return SecretBook.of(self._secrets, drawn)
 
     def __len__(self) -> int:
         """Return the number of steps for which there is data."""
@@ -202,6 +214,29 @@ class Simulator:
         """
         for index in range(len(self)):
             yield self.snapshot(index)
+
+    def _checked(self, template: SecretTemplate) -> SecretTemplate:
+        """Return a template whose values the tokenizer tells apart.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        longest = min(MAX_LENGTH, vocabulary_of(self.tokenizer, self.model).max_length)
+
+        def read(text: str) -> str:
+            ids = self.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+        check_tokenizer(template, read)
+        return template
+
+    def _rows(self, index: int) -> list[Example]:
+        """Return the rows of a step; a record with a secret replaces the first one."""
+        rows = self.batches[index]
+        if self._secrets is None:
+            return rows
+        record = simulated_record(self._secrets, self.what.seed, index)
+        return [replace(rows[0], text=record.text, entities=None), *rows[1:]]
 
     def _batch(self, rows: Sequence[Example], turn: int) -> MicroBatch:
         """Return one micro-batch; in training mode it has its own random state."""
@@ -245,7 +280,7 @@ class Simulator:
         Args:
             index: number of the step, counted from 0.
         """
-        what, rows = self.what, self.batches[index]
+        what, rows = self.what, self._rows(index)
         training = what.mode == "train"
         sends: dict[str, Any] = {}
         if what.learning_rate is not None:

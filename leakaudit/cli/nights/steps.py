@@ -12,7 +12,7 @@ from leakaudit.cli.auditing import Steps
 from leakaudit.cli.common import say
 from leakaudit.cli.nights.training import OUTPUT, train
 from leakaudit.cli.run import steps_of_snapshots
-from leakaudit.cli.simulate import say_notices, simulator_of
+from leakaudit.cli.simulate import say_notices, secrets_of, simulator_of
 from leakaudit.results.wording import counted
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def steps_of_night(config: Nightly, night: str, folder: Path, key: bytes, deadli
     if config.simulate is not None:
         simulator = simulator_of(asdict(config.simulate.simulation(seed_of(night))))
         say_notices(simulator, names=False)  # a night's output is kept as a log
-        steps = Steps(simulator.digest, simulator.tokenizer, range(len(simulator)), simulator.snapshot, pairing=pairing)
+        all_steps, book = range(len(simulator)), secrets_of(simulator)
+        steps = Steps(
+            simulator.digest, simulator.tokenizer, all_steps, simulator.snapshot, pairing=pairing, secrets=book
+        )
         if len(simulator) < config.simulate.steps:
             asked = counted(config.simulate.steps, "step")
             say(f"{asked} wanted, and the data gives {counted(len(simulator), 'full batch', 'full batches')}")
