@@ -73,7 +73,7 @@ def membership_chart(found: Membership, title: str) -> Markup | None:
 
 
 def _across(rate: float) -> float:
-    """Return the place of a share of false alarms; smaller ones than the axis has are at its start."""
+    """Return the place of a share of false alarms; the smallest ones are at 0."""
     return WIDTH * (math.log10(max(rate, LEAST) / LEAST) / 3)
 
 

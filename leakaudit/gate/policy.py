@@ -280,7 +280,7 @@ class Rule(_Policy):
 
     @property
     def threshold(self) -> float:
-        """The limit: `max_rate`, `max_count`, `max_value`, the margin, that of epsilon or `max_tpr`."""
+        """The number of the limit, whatever its key is."""
         if self.versus_baseline is not None:
             return self.versus_baseline.margin
         if self.claimed_epsilon is not None:

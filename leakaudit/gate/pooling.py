@@ -52,6 +52,7 @@ def pool(runs: Sequence[Results]) -> Pool:
     steps = _Steps()
     joined = {run.run.id: steps.add(run) for run in longest_first}
     counted = [run for run in runs if not run.steps or len(joined[run.run.id].repeated) < len(run.steps)]
+    own = [run for run in runs if not joined[run.run.id].repeated]  # counts of texts cannot leave out single steps
     attempts = tuple(attempt for run in runs for attempt in joined[run.run.id].attempts)
     found = runs[0].model_copy(
         update={
@@ -64,7 +65,7 @@ def pool(runs: Sequence[Results]) -> Pool:
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
             "canaries": pooled_canaries(one for run in runs for one in run.canaries),
-            "membership": pooled([run.membership for run in runs], [run.run.id for run in runs]),
+            "membership": pooled([run.membership for run in own], [run.run.id for run in own]),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,
         }

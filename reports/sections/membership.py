@@ -19,7 +19,10 @@ from leakaudit.results.wording import counted
 
 
 def section(redacted: RedactedResult) -> Section | None:
-    """Show what the update names, beside the model before the step and an update without the candidates; nothing if nobody asked."""
+    """Show how many texts the updates name, with a picture.
+
+    Beside them stand the model before the step, and an update without the candidates. None if nobody asked.
+    """
     found = redacted.results.membership
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Who was in a step: an audit with texts of no step says how many texts its updates name."""
+"""Who was in a step: an audit says how many of its texts the update names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from leakaudit.algorithms.membership.candidates import Candidate
 from leakaudit.audit.membership.log import MembershipLog, Scored
 from leakaudit.audit.membership.nonmembers import FEWEST_OTHERS, KNOWN_BATCH, parts_of
 from leakaudit.audit.membership.summary import conformal_threshold, membership_of
+from leakaudit.callbacks.hf_trainer import LeakAuditCallback
 from leakaudit.cli import main
+from leakaudit.config.audit import PluginSpec
 from leakaudit.config.membership import MembershipConfig
 from leakaudit.errors import ConfigError
+from leakaudit.results.consistency import contradictions
 from leakaudit.results.files import load_results
 from leakaudit.results.membership import FALSE_RATES, Membership, broken, in_words
 from leakaudit.results.schema import Results
 from tests.support import tiny
+from tests.support.tiny_trainer import audit_config, make_trainer
 
 
 @cache
@@ -147,6 +151,92 @@ def test_without_texts_of_no_step_nobody_asks(tmp_path: Path) -> None:
     assert "membership inference" in {one.what for one in results.coverage.not_tested}
 
 
+def test_a_language_model_needs_no_labels(tmp_path: Path) -> None:
+    """The tokens of a text are its labels, also behind adapters and steps of AdamW."""
+    run = command(
+        tmp_path, "--task", "causal-lm", "--local-steps", "2", "--optimizer", "adamw", "--learning-rate", "0.01"
+    )
+    tiny.gpt2_lm().save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    tiny.gpt2_tokenizer().save_pretrained(tmp_path / "model")
+    done = CliRunner().invoke(main, run, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    found = load_results(tmp_path / "out").membership
+    assert found is not None
+    assert (found.members, found.auc > 0.8) == (36, True)
+    assert found.granted[0] == "candidate texts, their labels"
+
+
+def test_shards_are_joined(audited: tuple[Path, Results], tmp_path: Path) -> None:
+    """The joined audit counts what the audit on one machine counts; only an earlier update of the same process may be another null."""
+    run = command(tmp_path)
+    for part in ("1/2", "2/2"):
+        at = run.index("--out")
+        own = [*run[:at], "--out", str(tmp_path / part[0]), *run[at + 2 :], "--shard", part]
+        assert CliRunner().invoke(main, own, catch_exceptions=False).exit_code == 0
+    folders = [str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "all")]
+    done = CliRunner().invoke(main, ["merge", *folders], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    found, whole = load_results(tmp_path / "all").membership, audited[1].membership
+    assert found is not None
+    assert whole is not None
+    assert [(step.step, step.members, step.auc) for step in found.steps] == [
+        (step.step, step.members, pytest.approx(step.auc)) for step in whole.steps
+    ]
+    assert found.points[0].found == whole.points[0].found
+
+
+def test_a_training_asks_in_its_side_process(tmp_path: Path) -> None:
+    """The configuration of the callback is enough."""
+    held = written(tmp_path / "held.jsonl", texts()[MEMBERS:])
+    what = MembershipConfig(nonmembers=held, calibration=120, candidates=80)
+    config = audit_config(
+        tmp_path, membership=what, every_n_steps=2, attacks=(PluginSpec(name="embedding-rows"),), controls=0
+    )
+    model = tiny.bert(seed=1, num_labels=2, initializer_range=0.2)
+    make_trainer(tmp_path, LeakAuditCallback(config), model=model, per_device_train_batch_size=4).train()
+    found = load_results(tmp_path / "audit").membership
+    assert found is not None
+    assert (len(found.steps), found.members) == (2, 8)
+    assert found.points[0].found >= 6
+
+
+def test_a_training_without_the_file_is_not_audited_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the key and the file."""
+    what = MembershipConfig(nonmembers=tmp_path / "nowhere.jsonl")
+    config = audit_config(tmp_path, membership=what)
+    make_trainer(tmp_path, LeakAuditCallback(config)).train()
+    assert "nowhere.jsonl}`: there is no such file; name a file of texts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "clause"),
+    [
+        ({"guesses": 19}, "membership has 1 right guesses of 19"),
+        ({"control_found": 9}, "more named texts of a known batch than it has"),
+    ],
+)
+def test_counts_that_cannot_be_are_found(audited: tuple[Path, Results], change: dict[str, int], clause: str) -> None:
+    """The gate refuses such results."""
+    results = audited[1]
+    assert results.membership is not None
+    assert not contradictions(results)
+    wrong = results.membership.model_copy(update={"right": 1} | change)
+    assert any(clause in one for one in contradictions(results.model_copy(update={"membership": wrong})))
+
+
+def test_a_step_that_is_no_step_of_the_audit_is_found(audited: tuple[Path, Results]) -> None:
+    """Also a step whose counts do not add up to those of the threshold."""
+    results = audited[1]
+    assert results.membership is not None
+    strange = results.membership.steps[0].model_copy(update={"step": "st-9", "found": 0})
+    wrong = results.membership.model_copy(update={"steps": (strange, *results.membership.steps[1:])})
+    said = " ".join(contradictions(results.model_copy(update={"membership": wrong})))
+    assert "membership was asked of step st-9, which is not recorded" in said
+    assert "its steps add up to another number" in said
+
+
 # ------------------------------------------------------------------------------------------------ parts and thresholds
 
 
@@ -157,7 +247,7 @@ def many(count: int) -> list[Candidate]:
 
 @pytest.mark.parametrize(("count", "calibration", "others"), [(400, 128, 64), (100, 64, 32), (36, 16, 16)])
 def test_texts_of_no_step_have_one_use_each(count: int, calibration: int, others: int) -> None:
-    """With few texts two thirds are calibration texts, and some candidates are always left."""
+    """With few texts two thirds are for calibration, and candidates are left."""
     parts = parts_of(many(count), set(), MembershipConfig(nonmembers=Path("x")), 0, "step-1")
     used = [*parts.known_batch, *parts.calibration, *parts.others]
     assert (len(parts.calibration), len(parts.others)) == (calibration, others)
@@ -177,7 +267,7 @@ def test_too_few_texts_are_refused_with_both_numbers() -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.1])
 def test_a_conformal_threshold_keeps_its_rate(rate: float) -> None:
-    """Over many draws a new score is above it no more often than the rate; without ties nearly as often."""
+    """Over many draws a new score is above it as often as the rate says."""
     draw = random.Random(1)
     above = 0
     for _ in range(4000):

@@ -19,7 +19,7 @@ from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import redact
 from leakaudit.results.membership import Membership, MembershipPoint, MembershipStep
 from leakaudit.results.schema import TextMode
-from tests.support.factories import NOW, audit, policy
+from tests.support.factories import NOW, audit, policy, step_id
 from tests.support.judging import RATE, judge
 
 RULE = {"id": "members", "membership": {"max_tpr": 0.1}}
@@ -27,35 +27,40 @@ RULE = {"id": "members", "membership": {"max_tpr": 0.1}}
 
 def named(found: int, of: int = 200, nonmembers: int = 600, steps: int = 20, **more: Any) -> Membership:
     """Return an audit that names some members, with an honest null."""
-    each = MembershipStep(
-        step="st",
-        members=of // steps,
-        nonmembers=nonmembers // steps,
-        found=0,
-        false=0,
-        auc=0.7,
-        base_auc=0.5,
-        null_auc=0.5,
-        null="another step",
-    )
     counts: dict[str, Any] = {"found": found, "false": 6, "null": 8, "calibration": 20, "base": 3} | {
         key: more.pop(key) for key in ("false", "null") if key in more
     }
-    return Membership(
-        steps=tuple(each.model_copy(update={"step": f"st-{n}"}) for n in range(steps)),
-        points=(MembershipPoint(false_rate=0.01, **counts),),
-        **{
-            "calibration": 2000,
-            "calibration_texts": 1500,
-            "null_candidates": 800,
-            "control_found": 4,
-            "control_texts": 4,
-            "guesses": 40,
-            "right": 38,
-            "pairs": of,
-        }
-        | more,
+    each = tuple(
+        MembershipStep(
+            step=step_id(number),
+            members=of // steps,
+            nonmembers=nonmembers // steps,
+            found=_share(found, number, steps),
+            false=_share(counts["false"], number, steps),
+            auc=0.7,
+            base_auc=0.5,
+            null_auc=0.5,
+            null="another step",
+        )
+        for number in range(steps)
     )
+    totals = {
+        "calibration": 2000,
+        "calibration_texts": 1500,
+        "null_candidates": 800,
+        "control_found": 4,
+        "control_texts": 4,
+        "guesses": 40,
+        "right": 38,
+        "pairs": of,
+    }
+    points = (MembershipPoint(false_rate=0.01, **counts),)
+    return Membership(steps=each, points=points, **totals | more)
+
+
+def _share(count: int, number: int, steps: int) -> int:
+    """Return the part of a count that falls to one of the steps."""
+    return count // steps + (number < count % steps)
 
 
 def answer(found: Membership | None, rule: dict[str, Any] = RULE) -> RuleVerdict:
@@ -128,6 +133,8 @@ def test_another_defence_was_not_asked() -> None:
 def test_several_runs_add_up() -> None:
     """Counts are summed, and the names of steps tell the runs apart."""
     runs = [audit(0, 20, membership=named(n)) for n in (4, 6)]
+    other = tuple(one.model_copy(update={"snapshot": f"{one.snapshot}0", "loss": 0.5}) for one in runs[1].steps)
+    runs[1] = runs[1].model_copy(update={"steps": other})
     runs = [
         run.model_copy(update={"run": run.run.model_copy(update={"id": name})})
         for run, name in zip(runs, "ab", strict=True)
@@ -135,8 +142,12 @@ def test_several_runs_add_up() -> None:
     found = pool(runs).results.membership
     assert found is not None
     assert (found.members, found.points[0].found, found.control_texts) == (400, 10, 8)
-    assert (found.steps[0].step, found.steps[20].step) == ("a/st-0", "b/st-0")
+    assert (found.steps[0].step, found.steps[20].step) == (f"a/{step_id(0)}", f"b/{step_id(0)}")
     assert pool([audit(0, 20), audit(0, 20)]).results.membership is None
+    again = [runs[0], runs[0].model_copy(update={"run": runs[1].run})]
+    once = pool(again).results.membership
+    assert once is not None
+    assert once.members == 200  # the same steps count once
 
 
 def test_nothing_is_decided_early() -> None:

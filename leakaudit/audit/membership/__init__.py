@@ -7,3 +7,5 @@ An audit knows both kinds: the texts of the step, and texts of no step that its 
 3. `log`: these scores in the audit's private folder.
 4. `summary`: counts of all steps, for the results.
 """
+
+__all__ = ["log", "measure", "nonmembers", "summary"]

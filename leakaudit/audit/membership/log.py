@@ -22,7 +22,10 @@ Numbers = tuple[float, ...]
 
 
 class Scored(BaseModel):
-    """Scores of the candidates of one step, in standard deviations of texts of no step."""
+    """Scores of the candidates of one step.
+
+    Their unit is the standard deviation of the scores of texts of no step.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 

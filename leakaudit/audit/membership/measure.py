@@ -1,4 +1,4 @@
-"""Scores of the candidates of one step, from its update and from updates without them."""
+"""Scores of the candidates of one step, by its update and by another one."""
 
 from __future__ import annotations
 
