@@ -450,7 +450,9 @@ def _membership(results: Results) -> Iterator[str]:
     for step in found.steps:
         if step.found > step.members or step.false > step.nonmembers:
             yield f"more texts of step {step.step} are named than there are candidates"
-    yield from (f"membership at {rate} is there twice" for rate in _twice(point.false_rate for point in found.points))
+    yield from (
+        f"membership at {rate} is there twice" for rate in _twice(f"{point.false_rate:g}" for point in found.points)
+    )
     for point in found.points:
         most = ((point.found, found.members), (point.base, found.members), (point.false, found.nonmembers))
         more = ((point.null, found.null_candidates), (point.calibration, found.calibration))
