@@ -22,6 +22,7 @@ from leakaudit.results.membership import (
     broken,
     in_words,
     one_in,
+    too_many_false,
 )
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
@@ -106,6 +107,8 @@ def _doubts(
         yield f"{found.calibration} scores of calibration texts are too few for {one_in(limit.false_rate)}; audit more steps, or give more texts."
     else:
         if why := broken(found, point, sure):
+            yield why
+        if why := too_many_false(found, point, sure):
             yield why
         if found.nonmembers < FEWEST_NONMEMBERS:
             yield f"Only {counted(found.nonmembers, 'candidate')} of no step; {FEWEST_NONMEMBERS} are the fewest: audit more steps, or give more texts."

@@ -180,25 +180,38 @@ class Membership(_Model):
 
 
 def broken(found: Membership, point: MembershipPoint, confidence: float = 0.95) -> str:
-    """Return why a threshold cannot be trusted, in a sentence; empty if it can.
+    """Return why nothing is decided at a threshold, in a sentence; else empty.
 
-    It cannot if surely more candidates than it lets through are above it although the update holds none of them, or more of those of no step. What
-    it lets through is known as well as the calibration texts say: at most the upper Clopper-Pearson bound of those above it (Wilks 1941).
+    That is so if surely more candidates than the threshold lets through are above it although the update holds none of them.
     """
-    rate = one_in(point.false_rate)
-    texts = found.calibration_texts
-    share = 1.0 if not found.calibration else point.calibration / found.calibration
-    allowed = max(point.false_rate, upper_bound(min(texts, round(share * texts)), texts, confidence))
     if not found.null_candidates:
         return "There is no update without the candidates to compare with."
-    if lower_bound(point.null, found.null_candidates, confidence) > allowed:
-        return (
-            f"An update that holds none of the candidates names {point.null} of {found.null_candidates:,} of them, more than {rate}: members and "
-            "texts of no step differ by more than the step."
-        )
-    if lower_bound(point.false, found.nonmembers, confidence) > allowed:
-        return f"{point.false} of {found.nonmembers:,} candidates of no step are named, more than {rate}."
-    return ""
+    if lower_bound(point.null, found.null_candidates, confidence) <= _let_through(found, point, confidence):
+        return ""
+    return (
+        f"An update that holds none of the candidates names {point.null} of {found.null_candidates:,} of them, more than {one_in(point.false_rate)}: "
+        "members and texts of no step differ by more than the step."
+    )
+
+
+def too_many_false(found: Membership, point: MembershipPoint, confidence: float = 0.95) -> str:
+    """Return a sentence if surely more candidates of no step than allowed are named.
+
+    They may be near copies of texts of the step. The share of members at exactly this rate of false alarms is then smaller than the counted one.
+    """
+    if lower_bound(point.false, found.nonmembers, confidence) <= _let_through(found, point, confidence):
+        return ""
+    return f"{point.false} of {found.nonmembers:,} candidates of no step are named, more than {one_in(point.false_rate)}; some may be near copies."
+
+
+def _let_through(found: Membership, point: MembershipPoint, confidence: float) -> float:
+    """Return the largest share of texts of no step that a threshold may name.
+
+    It is known as well as the calibration texts say: the upper Clopper-Pearson bound of those above it (Wilks 1941).
+    """
+    texts = found.calibration_texts
+    share = 1.0 if not found.calibration else point.calibration / found.calibration
+    return max(point.false_rate, upper_bound(min(texts, round(share * texts)), texts, confidence))
 
 
 def one_in(false_rate: float) -> str:
@@ -228,7 +241,12 @@ def in_words(found: Membership, false_rate: float = FALSE_RATES[0]) -> str:
         f"{1.0 if bounds.upper is None else bounds.upper:.0%}), and {point.false} of {counted(found.nonmembers, 'text')} of no step; the model "
         f"before the step alone names {point.base}."
     )
-    return said + (f" So the epsilon of one step is at least {epsilon:.2g}." if epsilon else "")
+    more = (
+        ""
+        if not too_many_false(found, point)
+        else " More texts of no step are named than the threshold should let through."
+    )
+    return said + more + (f" The epsilon of one step is at least {epsilon:.2g}." if epsilon else "")
 
 
 def pooled(runs: Iterable[Membership | None], names: Sequence[str]) -> Membership | None:

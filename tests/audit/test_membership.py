@@ -322,6 +322,15 @@ def test_a_null_that_names_texts_leaves_it_undecided() -> None:
     assert in_words(found).startswith("Who was in a step is not decided. An update")
 
 
+def test_false_alarms_are_said_beside_the_named_texts() -> None:
+    """Near copies of members are named too, and the sentence does not hide them."""
+    found = summed(scored([9.0] * 10, [*[9.0] * 20, *[0.0] * 80]))
+    assert not broken(found, found.points[0])
+    assert in_words(found).startswith("10 of 10 texts of 1 step are named at one false alarm in 100")
+    assert "and 20 of 100 texts of no step" in in_words(found)
+    assert "More texts of no step are named than the threshold should let through." in in_words(found)
+
+
 def test_too_few_calibration_texts_have_no_threshold() -> None:
     """98 scores cannot show one false alarm in 100."""
     found = summed(scored([9.0], [0.0] * 100, calibration=98))

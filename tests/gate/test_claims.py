@@ -113,7 +113,7 @@ def test_a_claim_cannot_be_waved_through_without_an_attack() -> None:
     """Wrong: a policy that passes although no attack could fail it."""
     with pytest.raises(ValidationError, match="no recovered text could fail the policy"):
         policy(CLAIM)
-    with pytest.raises(ValidationError, match="no attack could fail the policy"):
+    with pytest.raises(ValidationError, match="no recovered text could fail the policy"):
         policy(CLAIM, {**RATE, "level": "warn"})
 
 
