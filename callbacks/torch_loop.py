@@ -40,7 +40,7 @@ from leakaudit.capture.processes.distributed import peers_of
 from leakaudit.capture.recording.step_tensors import Observe
 from leakaudit.capture.refusals import auditable, refuse_accelerate, refuse_wrapper
 from leakaudit.capture.step_counter import StepCounter
-from leakaudit.capture.trackers import OtherLogger, Trackers, tracker_of
+from leakaudit.capture.trackers import Trackers, trackers_behind
 from leakaudit.capture.training_defense import Trained
 from leakaudit.config.audit import PluginSpec
 from leakaudit.errors import RedLineError, SnapshotError
@@ -214,13 +214,7 @@ class Watch(Adapter):
         )
 
     def _trackers(self) -> Trackers | None:
-        if self.log is None:
-            return None
-        log, theirs = self.log, list(getattr(getattr(self.log, "__self__", None), "trackers", None) or ())
-        known = [tracker_of(getattr(one, "tracker", None)) for one in theirs]
-        if known and all(known):  # else one that is not known would get nothing
-            return Trackers.of(known)
-        return Trackers.of([OtherLogger(lambda _step, numbers: log(numbers))])
+        return None if self.log is None else Trackers.of(trackers_behind(self.log))
 
     def _accelerator_state(self) -> Any:
         """Return the state of Accelerate, which a prepared optimizer holds.

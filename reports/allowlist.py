@@ -72,7 +72,17 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     scores.TrackerRun: frozenset({"kind", "id", "name", "url"}),
     scores.TakenPolicy: frozenset({"name", "digest", "taken_at"}),
     scores.Subject: frozenset(
-        {"model", "config_digest", "parameters", "code_commit", "code_dirty", "base_model", "data", "artifacts"}
+        {
+            "model",
+            "config_digest",
+            "parameters",
+            "code_commit",
+            "code_dirty",
+            "base_model",
+            "data",
+            "data_invented",
+            "artifacts",
+        }
     ),
     scores.Artifact: frozenset({"name", "sha256"}),
     scores.ThreatModel: frozenset({"adversary", "sees", "knows", "granted"}),
@@ -107,6 +117,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "n_tokens_bucket",
             "verification",
             "loss",
+            "learning_rate",
             "shipped_defense",
             "sent",
             "n_sentences",
@@ -133,6 +144,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "events",
             "sequences",
             "scores",
+            "told_by",
             "guess_perplexity",
             "reachable_tokens",
             "reachable_sequences",

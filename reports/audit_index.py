@@ -121,7 +121,7 @@ def write_index(folder: Path, output: Path, *, now: datetime) -> Sequence[IndexR
 
 def render_index(rows: Sequence[IndexRow], *, now: datetime) -> str:
     """Return the page of rows as one HTML document."""
-    css = style(TextMode.HASH)
+    css = style(BANNERS[TextMode.HASH])
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     counts = Counter(row.status for row in rows)
     page = {

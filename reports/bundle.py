@@ -28,7 +28,7 @@ from leakaudit.reports.escaping import markdown_text
 from leakaudit.reports.outputs.cyclonedx import LIMITS
 from leakaudit.reports.page import render_html
 from leakaudit.reports.redaction import cleaned, redact
-from leakaudit.reports.wording import date_and_time, meaning
+from leakaudit.reports.wording import INVENTED, date_and_time, meaning
 from leakaudit.results.binding import SUBJECT
 from leakaudit.results.files import to_json as results_to_json
 from leakaudit.results.journal import JournalEntry
@@ -60,13 +60,16 @@ MEMBERS = {
     IMPORTED: "what another auditor found in the trained model: counts and digests, without its texts",
     POLICY: "the rules, as they were given to the gate",
     REPORT: "the report, which opens in a browser without a network; it shows no training text",
-    FULL_REPORT: "the report WITH REAL TRAINING TEXT: do not share it",
+    FULL_REPORT: "the report WITH TRAINING TEXT: handle it as you would the texts",
     RESULTS: "every number of the audit; no text, no token ids, no labels",
     VERDICT: "the answer of the gate by the policy, with its time and digests",
     VERSIONS: "versions of tool and formats, and the digests of what went in",
     WAIVERS: "exceptions from the policy, with owners, reasons and ends",
 }
 """Name of a member -> what it is. A bundle holds no others, and `SHA256SUMS`."""
+
+REAL = "CONTAINS REAL TRAINING TEXT. Do not share it; delete it as you would the texts."
+"""What a bundle with text says of itself, unless its texts were invented."""
 
 FULL_TEXT = "FULL-TEXT"
 """Part of the name of every file that holds training text."""
@@ -179,7 +182,8 @@ def members(
         SUBJECT: evidence.subject_text,
     }
     found = {name: text.encode() if isinstance(text, str) else text for name, text in texts.items() if text is not None}
-    found[README] = _readme(verdict, mode, [README, *found], origin).encode()
+    invented = evidence.results.subject.data_invented
+    found[README] = _readme(verdict, mode, [README, *found], origin, invented=invented).encode()
     found[SUMS] = sums(found).encode()
     return dict(sorted(found.items()))
 
@@ -229,18 +233,16 @@ def _versions(evidence: Evidence, verdict: Verdict, mode: TextMode, origin: Mapp
     }
 
 
-def _readme(verdict: Verdict, mode: TextMode, names: Sequence[str], origin: Mapping[str, str]) -> str:
+def _readme(
+    verdict: Verdict, mode: TextMode, names: Sequence[str], origin: Mapping[str, str], *, invented: bool
+) -> str:
     full = mode is TextMode.FULL
     until = f", valid until {date_and_time(verdict.valid_until)}" if verdict.valid_until else ""
     same = origin.get("sha256") == verdict.results_sha256
     lines = [
         "# Evidence of a privacy audit" + (f" ({FULL_TEXT})" if full else ""),
         "",
-        *(
-            ["**This bundle CONTAINS REAL TRAINING TEXT. Do not share it; delete it as you would the texts.**", ""]
-            if full
-            else []
-        ),
+        *([f"**This bundle {INVENTED}.**" if invented else f"**This bundle {REAL}**", ""] if full else []),
         f"Run {markdown_text(verdict.run)}: **{verdict.verdict}** by the policy {markdown_text(verdict.policy)}, judged {date_and_time(verdict.evaluated_at)}{until}.",
         f"{meaning(verdict)} {markdown_text(verdict.sentence)}",
         "",

@@ -81,7 +81,7 @@ class Cell:
     steps: tuple[str, ...] = ()
     """Those of `lines` that count steps: how many leaked, were not judged, or are no evidence."""
     count: str = ""
-    """Steps that leaked of those that show it: `3/60`; empty without evidence."""
+    """Steps with the leak that the state names, of those that show it: `3/60`; empty without evidence."""
     bound: str = ""
     """Bound of the rate, such as `≥ 1.4%`; empty if there is none."""
 
@@ -159,9 +159,10 @@ _COUNTED = (*_LEAKS.values(), "no leak event", "in reach, not found", "out of ti
 
 
 def _count(judged: Sequence[Attempt]) -> str:
-    """Return how many of the judged steps leaked, such as `3/60`."""
-    steps, leaked, _ = _steps_of([a for a in judged if a.finished])
-    return f"{len(leaked)}/{len(steps)}" if steps else ""
+    """Return how many judged steps had the worst leak, such as `3/60`."""
+    finished = [a for a in judged if a.finished]
+    steps = {a.step for a in finished}
+    return f"{len(_worst_of(finished))}/{len(steps)}" if steps else ""
 
 
 def unjudged_by(
@@ -197,7 +198,10 @@ def _step_lines(judged: Sequence[Attempt], proofs: int, unjudged: int, blind: bo
     extra = f"{counted(proofs, 'unverifiable step')}" if proofs else ""
     lines = []
     if steps and (leaked or len(late) < len(steps)):
-        lines.append(f"{len(leaked)} of {counted(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
+        worst = _worst_of(finished)
+        lines.append(f"{len(worst)} of {counted(len(steps), 'step')}" + (f" and {extra}" if extra else ""))
+        if len(worst) < len(leaked):
+            lines.append(f"in {counted(len(leaked - worst), 'other step')} less came back")
     elif extra:
         lines.append(extra)
     if unjudged:
@@ -215,17 +219,27 @@ def _steps_of(finished: Sequence[Attempt]) -> tuple[set[str], set[str], set[str]
     )
 
 
+def _worst_of(finished: Sequence[Attempt]) -> set[str]:
+    """Return the steps with the worst leak, which is the one that a cell names."""
+    worst = severity(finished)
+    return {a.step for a in finished if severity([a]) is worst} if worst else set()
+
+
 class _Bound(NamedTuple):
     is_lower: bool
     percent: str
 
 
 def _rate(judged: Sequence[Attempt], state: str, unjudged: int) -> _Bound | None:
-    """Return the bound on the rate: of a leak, what is proved; None without one."""
-    steps, leaked, late = _steps_of([a for a in judged if a.finished])
+    """Return the bound on the rate of the worst leak; None without one.
+
+    Of a leak it is what is proved, and without a leak the most that there may be.
+    """
+    finished = [a for a in judged if a.finished]
+    steps, _, late = _steps_of(finished)
     if len(steps) < 2 or late or state == "in reach, not found":
         return None
-    k, n = len(leaked), len(steps) + unjudged
+    k, n = len(_worst_of(finished)), len(steps) + unjudged
     if k:
         return _Bound(True, at_least(stats.lower_bound(k, n)))
     return _Bound(False, at_most(stats.upper_bound(unjudged, n)))

@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from leakaudit.reports.charts import CLEAN, LATE, LEAK
 from leakaudit.reports.page import templates
-from leakaudit.reports.redaction import RedactedResult
+from leakaudit.reports.redaction import RedactedResult, banner_of
 from leakaudit.reports.svg import BAND, INK, MUTED
 from leakaudit.reports.tiles import tiles
-from leakaudit.reports.wording import BANNERS, meaning, rounded
+from leakaudit.reports.wording import meaning, rounded
 
 TONES = {"leak": "#d0453f", "clean": "#2b8a57", "open": "#b3741d", "muted": "#808080"}
 """State of a tile -> colour of its marks. Each has a contrast of at least 3 to 1 on white and on #111111, which WCAG 2.2 asks for marks."""
@@ -37,7 +37,7 @@ def first_screen(redacted: RedactedResult) -> str:
     shown = [(tile, _on_any_page(tile.picture)) for tile in tiles(results, verdict)]
     page = templates().get_template("first_screen.html.j2")
     return page.render(
-        banner=BANNERS[redacted.mode],
+        banner=banner_of(redacted),
         meaning=meaning(verdict),
         run=results.run.id,
         subject=f"{results.subject.model}, {rounded(results.subject.parameters)} parameters",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import stat
 from datetime import datetime
 from functools import cache
@@ -28,11 +29,11 @@ from leakaudit.reports.contents import ORDER, sections_of
 from leakaudit.reports.escaping import finalize, plain
 from leakaudit.reports.header import facts, headline, identity
 from leakaudit.reports.next_actions import next_actions
-from leakaudit.reports.redaction import RedactedResult, redact
+from leakaudit.reports.redaction import RedactedResult, banner_of, redact
 from leakaudit.reports.section import Section
 from leakaudit.reports.strips import strip_in_words, strip_runs
 from leakaudit.reports.tiles import tiles
-from leakaudit.reports.wording import BANNERS, date_and_time, meaning, rounded
+from leakaudit.reports.wording import date_and_time, meaning, rounded
 from leakaudit.results.files import load_results
 from leakaudit.results.journal import load_journal
 from leakaudit.results.schema import LENGTHS, TextMode
@@ -51,7 +52,7 @@ def render_html(redacted: RedactedResult) -> str:
 
     The same input always gives the same text: the page does not use a clock, random ids or the locale.
     """
-    css = style(redacted.mode)
+    css = packed(style(banner_of(redacted)))
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     csp = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     return templates().get_template("report.html.j2").render(page=_page(redacted) | {"css": Markup(css), "csp": csp})
@@ -137,15 +138,28 @@ def templates() -> Environment:
 
 
 @cache
-def style(mode: TextMode) -> str:
+def style(banner: str) -> str:
     """Return the style sheet.
 
     It prints the start of the banner, which says how to handle the report, on every page.
     """
-    margin = BANNERS[mode].partition(":")[0]
+    margin = banner.partition(":")[0]
     pages = f'@page {{ margin: 18mm 16mm; @top-center {{ content: "{margin}"; font: 600 8pt sans-serif }} '
     pages += '@bottom-right { content: counter(page) " / " counter(pages); font: 8pt sans-serif } }\n'
     return (_FOLDER / "style.css").read_text(encoding="utf-8") + pages
+
+
+def packed(css: str) -> str:
+    """Return a style sheet without comments and needless blanks.
+
+    Texts in quotes stay as they are.
+
+    >>> packed('/* why */ a > b { color: red; content: "a: b" }')
+    'a > b{color:red;content:"a: b"}'
+    """
+    parts = re.split(r'("[^"]*")', re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL))
+    outside = [re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r"\s+", " ", part).replace(": ", ":")) for part in parts[::2]]
+    return "".join(x for pair in zip(outside, [*parts[1::2], ""], strict=True) for x in pair).strip()
 
 
 def _page(redacted: RedactedResult) -> dict[str, Any]:
@@ -154,7 +168,8 @@ def _page(redacted: RedactedResult) -> dict[str, Any]:
     sections = [_rendered(section) for section in sections_of(redacted)]
     return {
         "mode": redacted.mode.value,
-        "banner": BANNERS[redacted.mode],
+        "banner": banner_of(redacted),
+        "handling": "invented" if results.subject.data_invented else redacted.mode.value,
         "run": results.run,
         "verdict": verdict,
         "subject": f"{results.subject.model}, {rounded(results.subject.parameters)} parameters",

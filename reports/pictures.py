@@ -24,6 +24,7 @@ from leakaudit.reports.charts import (
     rate_mark,
     upright_axis_of_rates,
 )
+from leakaudit.reports.panels import panels
 from leakaudit.reports.svg import (
     AXIS_ROOM,
     BAND,
@@ -72,15 +73,18 @@ class StepGroup:
     """Most of it."""
     loss: tuple[float, float] | None
     """Least and largest loss; None if no step has one."""
+    rate: tuple[float, float] | None = None
+    """Least and largest learning rate; None if no step has one, or if it is not drawn."""
 
 
 def groups_of(
-    steps: Sequence[tuple[int, Mapping[str, str], float | None, float | None]], columns: int = MOST_COLUMNS
+    steps: Sequence[tuple[int, Mapping[str, str], float | None, float | None, float | None]],
+    columns: int = MOST_COLUMNS,
 ) -> list[StepGroup]:
     """Group audited steps into columns of as many steps each; the last may have fewer.
 
     Args:
-        steps: (step, attack -> state, share that came back, loss), in the order of the steps.
+        steps: (step, attack -> state, share that came back, loss, learning rate), in the order of the steps.
         columns: most columns.
     """
     size = -(-len(steps) // columns)
@@ -88,12 +92,13 @@ def groups_of(
     for start in range(0, len(steps), size):
         part = steps[start : start + size]
         counts: dict[str, dict[str, int]] = {}
-        for _, states, _, _ in part:
+        for _, states, _, _, _ in part:
             for attack, state in states.items():
                 mine = counts.setdefault(attack, {})
                 mine[state] = mine.get(state, 0) + 1
-        shares = [share for _, _, share, _ in part if share is not None]
-        losses = [loss for _, _, _, loss in part if loss is not None]
+        shares = [share for _, _, share, _, _ in part if share is not None]
+        losses = [loss for _, _, _, loss, _ in part if loss is not None]
+        rates = [rate for *_, rate in part if rate is not None]
         found.append(
             StepGroup(
                 part[0][0],
@@ -102,6 +107,7 @@ def groups_of(
                 min(shares, default=None),
                 max(shares, default=None),
                 (min(losses), max(losses)) if losses else None,
+                (min(rates), max(rates)) if rates else None,
             )
         )
     return found
@@ -111,7 +117,7 @@ def group_chart(groups: Sequence[StepGroup], title: str, share: str) -> Markup:
     """Draw what each attack recovered over many steps, as columns of shares.
 
     The height of a colour within a column is the share of the column's steps. Above are the least and the most that came back from a step,
-    and below the least and the largest loss.
+    and below the least and the largest loss and learning rate.
 
     Args:
         groups: two or more.
@@ -135,50 +141,17 @@ def group_chart(groups: Sequence[StepGroup], title: str, share: str) -> Markup:
             drawn += _column(one.states.get(attack, {}), n * wide + 1, y, wide - 2, tall)
         drawn.append(hairline((0, y + tall), (width, y + tall), HAIRLINE))
         y += row
-    if any(one.loss for one in groups):
-        ends = [None if one.loss is None else ((n + 0.5) * wide, *one.loss) for n, one in enumerate(groups)]
-        drawn.append(loss_panel(ends, width, y))
-        y += LOSS_ROOM
+    middles = [(n + 0.5) * wide for n in range(len(groups))]
+    losses = [None if one.loss is None else (x, *one.loss) for x, one in zip(middles, groups, strict=True)]
+    rates = [None if one.rate is None else (x, *one.rate) for x, one in zip(middles, groups, strict=True)]
+    more, height = panels([("loss", losses), ("learning rate", rates)], width, y)
+    drawn.append(more)
+    y += height
     every = max(1, -(-len(groups) // 12))
     ticks = [Tick((n + 0.5) * wide, str(one.first)) for n, one in enumerate(groups) if n % every == 0]
     size = sum(groups[0].states[next(iter(groups[0].states))].values()) if groups[0].states else 1
     drawn.append(lower_axis(ticks, width, y, f"training step, {size} audited steps in a column"))
     return picture(drawn, (width, y), Margins(NAMES, 10, _AIR, 2 * AXIS_ROOM + _AIR), title)
-
-
-LOSS_ROOM = 66
-"""Height of the loss below the attacks, in pixels."""
-
-
-def loss_panel(places: Sequence[tuple[float, float, float] | None], width: float, y: float) -> str:
-    """Draw the loss over the steps, on an axis from 0.
-
-    Args:
-        places: (x, least, largest) of each step or column; None where there is no loss, at which the line breaks.
-        width: of the axis, in pixels.
-        y: upper end, in pixels.
-    """
-    top, tall = y + 8, LOSS_ROOM - 16
-    most = max((one[2] for one in places if one), default=0.0) or 1.0
-
-    def at(value: float) -> float:
-        return top + tall * (1 - max(0.0, value) / most)
-
-    drawn = [hairline((0, top), (width, top), HAIRLINE), hairline((0, top + tall), (width, top + tall), BAND)]
-    drawn += [middle_text(f"{most:.3g}", (-7, top), "end", MUTED), middle_text("0", (-7, top + tall), "end", MUTED)]
-    drawn.append(middle_text("loss", (-48, top + tall / 2), "end", MUTED))
-    joined: list[list[tuple[float, float]]] = [[]]
-    for one in places:
-        if one is None:
-            joined.append([])
-            continue
-        x, least, largest = one
-        if largest > least:
-            drawn.append(line((x, at(largest)), (x, at(least)), BAND, 4))
-        joined[-1].append((x, at(largest)))
-    drawn += [polyline(part, MUTED) for part in joined if len(part) > 1]
-    drawn += [symbol("circle", 20, part[0], fill=MUTED) for part in joined if len(part) == 1]
-    return "".join(drawn)
 
 
 def _column(states: Mapping[str, int], x: float, y: float, wide: float, tall: float) -> list[str]:

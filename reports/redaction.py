@@ -26,6 +26,7 @@ from leakaudit.gate.verdict import Verdict, Worst
 from leakaudit.history.saved_trend import SavedTrend
 from leakaudit.reports.allowlist import ENVIRONMENT, ERROR_TYPE, allowed, clean_command, without_paths
 from leakaudit.reports.nights import Nights, nights_of
+from leakaudit.reports.wording import banner
 from leakaudit.results import schema as scores
 from leakaudit.results.journal import JournalEntry, LabelSample, Sample, TokenMatch
 from leakaudit.results.lengths import without_counts
@@ -157,6 +158,11 @@ def redact(
         nights=nights_of(trend, results.run.id) if trend is not None else None,
         replays={} if folder is None else _replays(public, verdict, folder),
     )
+
+
+def banner_of(redacted: RedactedResult) -> str:
+    """Return how to handle a report of this audit."""
+    return banner(redacted.mode, redacted.results.subject.data_invented)
 
 
 def is_ci(environ: Mapping[str, str] | None = None) -> bool:

@@ -86,7 +86,8 @@ def line(start: tuple[float, float], end: tuple[float, float], colour: str, widt
     """
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     ends = f'x1="{_n(start[0])}" y1="{_n(start[1])}" x2="{_n(end[0])}" y2="{_n(end[1])}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{_n(width)}"{dashes}/>'
+    thick = f' stroke-width="{_n(width)}"' if width != 1 else ""
+    return f'<line {ends} stroke="{colour}"{thick}{dashes}/>'
 
 
 def hairline(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
@@ -165,7 +166,7 @@ def hatched(x: float, y: float, width: float, height: float, colour: str) -> str
         start = max(0.0, across - height), min(across, height)
         end = min(across, width), max(0.0, across - width)
         parts.append(f"M{_n(x + start[0])},{_n(y + start[1])}L{_n(x + end[0])},{_n(y + end[1])}")
-    return f'<path d="{"".join(parts)}" stroke="{colour}" stroke-width="1"/>'
+    return f'<path d="{"".join(parts)}" stroke="{colour}"/>'
 
 
 def polyline(points: Sequence[tuple[float, float]], colour: str) -> str:

@@ -16,6 +16,21 @@ BANNERS = {
     TextMode.MASKED: "MASKED: no training text in this file; which parts of a text came back is real",
     TextMode.FULL: "CONTAINS REAL TRAINING TEXT: do not share",
 }
+"""Text mode -> how to handle a report, unless its texts were invented."""
+
+
+INVENTED = "CONTAINS INVENTED TEXT: no real training text, as the configuration says"
+"""How to handle a report with text if the owner of the data says that all texts were invented."""
+
+
+def banner(mode: TextMode, invented: bool) -> str:
+    """Return how to handle a report.
+
+    Args:
+        mode: how much text the report shows.
+        invented: whether the owner of the data says that all texts were invented.
+    """
+    return INVENTED if invented and mode is TextMode.FULL else BANNERS[mode]
 
 
 MEANINGS = {

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from leakaudit.algorithms.bag.word_bag import can_read_bag, word_bag
+from leakaudit.algorithms.bag.word_bag import can_read_bag, told_by, word_bag
 from leakaudit.algorithms.embedding_rows import FALSE_ROWS, holds_earlier_rounds
 from leakaudit.plugins import (
     FALSE_EVENTS,
@@ -72,4 +72,5 @@ class EmbeddingRows:
         bag = word_bag(seen, self.false_rows)
         facts = {"rows": float(len(bag)), "noise": bag.noise, "earlier_rounds": float(holds_earlier_rounds(seen))}
         facts |= {"counted": float(len(bag.counts))} | ({} if bag.targets is None else {"targets": float(bag.targets)})
-        return Reconstruction(tokens=tuple(bag.tokens.tolist()), diagnostics=facts)
+        told = told_by(seen, bag, self.false_rows)
+        return Reconstruction(tokens=tuple(bag.tokens.tolist()), diagnostics=facts, told_by=told)

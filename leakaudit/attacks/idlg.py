@@ -15,6 +15,7 @@ from leakaudit.algorithms.labels.output_layer import (
     bias_gradient,
     find_output_layer,
     logit_gradient,
+    logits_told_by,
     neutral_outputs,
 )
 from leakaudit.plugins import (
@@ -90,15 +91,16 @@ class Idlg:
         gradient = bias_gradient(seen, layer)  # (C,)
         from_bias = gradient is not None
         rows = seen.update[layer.weight].norm(dim=1)  # (C,)
+        told_by = {str(layer.bias) if from_bias else layer.weight: 1.0}
         if gradient is not None:
             label = int(gradient.argmin())
         elif neutral is None:
             label = int(rows.argmax())
         else:
-            label = int(logit_gradient(seen, layer, neutral).argmin())
+            label, told_by = int(logit_gradient(seen, layer, neutral).argmin()), logits_told_by(seen, layer)
         unknown = batch_size(seen) is None
         facts = {"from_bias": float(from_bias), "batch_size_known": float(not unknown)}
         if gradient is not None:
             facts["negative_classes"] = float((gradient < 0).sum())
         counts = tuple(int(c == label) for c in range(len(rows)))
-        return Reconstruction(label_counts=counts, counts_are_shares=unknown, diagnostics=facts)
+        return Reconstruction(label_counts=counts, counts_are_shares=unknown, diagnostics=facts, told_by=told_by)

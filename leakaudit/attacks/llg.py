@@ -97,4 +97,5 @@ class Llg(CountsLabels):
             "from_bias": float(bias is not None),
             "negative_classes": float((gradient < 0).sum()),
         }
-        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
+        told_by = {layer.weight if bias is None else str(layer.bias): 1.0}
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts, told_by=told_by)

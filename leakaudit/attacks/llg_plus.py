@@ -23,7 +23,13 @@ from leakaudit.algorithms.labels.counts import (
 from leakaudit.algorithms.labels.counts_in_noise import count_in_noise
 from leakaudit.algorithms.labels.head_loss import HeadLoss, head_loss, mean_gradient
 from leakaudit.algorithms.labels.llg import Read, can_read, extract_labels
-from leakaudit.algorithms.labels.output_layer import Neutral, OutputLayer, find_output_layer, logit_gradient
+from leakaudit.algorithms.labels.output_layer import (
+    Neutral,
+    OutputLayer,
+    find_output_layer,
+    logit_gradient,
+    logits_told_by,
+)
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
 
 
@@ -77,7 +83,9 @@ class LlgPlus(CountsLabels):
             gradient = mean_gradient(seen.update[layer.weight].double().sum(dim=1), loss, known)
             counts = _from_row_sums(gradient, known or 1, own)
             facts = {"batch_size": float(known or 1), "batch_size_known": float(known is not None)}
-            return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
+            return Reconstruction(
+                label_counts=counts, counts_are_shares=known is None, diagnostics=facts, told_by={layer.weight: 1.0}
+            )
         neutral = Neutral(own.features, own.probabilities.mean(dim=0))
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
@@ -90,7 +98,8 @@ class LlgPlus(CountsLabels):
         counts = extract_labels(offsets - shares, sequences, -1 / sequences, offsets, fewest)
         facts = {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
         facts |= {"batch_size_known": float(known is not None)}
-        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
+        told_by = logits_told_by(seen, layer)
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts, told_by=told_by)
 
 
 def _from_row_sums(gradient: Tensor, sequences: int, own: Auxiliary) -> tuple[int, ...]:

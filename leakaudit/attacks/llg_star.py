@@ -19,6 +19,7 @@ from leakaudit.algorithms.labels.output_layer import (
     OutputLayer,
     find_output_layer,
     logit_gradient,
+    logits_told_by,
     neutral_outputs,
 )
 from leakaudit.plugins import Applicability, Budget, Observation, Reconstruction, attack
@@ -81,7 +82,9 @@ class LlgStar(CountsLabels):
                 p = layer.module(neutral.features).double().softmax(dim=1)  # (N, C)
             counts = from_row_sums(gradient, known or 1, p, sums)
             facts |= {"batch_size": float(known or 1)}
-            return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
+            return Reconstruction(
+                label_counts=counts, counts_are_shares=known is None, diagnostics=facts, told_by={layer.weight: 1.0}
+            )
         gradient = mean_gradient(logit_gradient(seen, layer, neutral), loss, known)  # (C,)
         sized = scale_is_known(seen) and (layer.bias is not None or known is not None)
         scale = 1.0 if sized else clipping_factor(gradient, neutral.probabilities)
@@ -90,7 +93,8 @@ class LlgStar(CountsLabels):
         predicted, fewest = neutral.probabilities, fewest_of_each(seen, layer, loss, known)
         counts = extract_labels(predicted - shares, sequences, -1 / sequences, predicted, fewest)
         facts |= {"batch_size": float(sequences), "scale": scale, "largest_misfit": misfit(shares, counts)}
-        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts)
+        told_by = logits_told_by(seen, layer)
+        return Reconstruction(label_counts=counts, counts_are_shares=known is None, diagnostics=facts, told_by=told_by)
 
 
 def from_row_sums(gradient: Tensor, sequences: int, probabilities: Tensor, sums: Tensor) -> tuple[int, ...]:

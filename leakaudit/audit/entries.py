@@ -106,6 +106,7 @@ class EntryBuilder:
             sequences=tuple(self._sequence(attempt.step, i, one, reach) for i, (one, reach) in enumerate(both)),
             scores=dict(scored.scores),
             facts={name: float(value) for name, value in guess.diagnostics.items() if abs(float(value)) < float("inf")},
+            told_by={name: min(1.0, float(share)) for name, share in guess.told_by.items() if share > 0},
             guess_perplexity=found.perplexity,
             reachable_tokens=reached.tokens,
             reachable_sequences=reached.sequences,

@@ -53,6 +53,7 @@ def record_of(
         n_tokens_bucket=bucket(sum(map(len, sequences))),
         verification=verification,
         loss=_finite(provenance.loss),
+        learning_rate=_finite(provenance.learning_rate),
         shipped_defense="+".join(map(_with_strength, shipped)) or "none",
         n_sentences=_sentences(snapshot, min_tokens),
         beyond_hidden=beyond_hidden(snapshot),

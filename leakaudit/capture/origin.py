@@ -25,5 +25,11 @@ def beginning_of(config: AuditConfig, model: nn.Module, trackers: tuple[TrackerR
         ConfigError: the policy cannot be read.
     """
     base = base_of_config(getattr(model, "config", None))
-    origin = origin_of(policy_of(config), config.out_dir, data=config.data_name, base_model=base)
+    origin = origin_of(
+        policy_of(config),
+        config.out_dir,
+        data=config.data_name,
+        data_invented=config.data_invented,
+        base_model=base,
+    )
     return training_command(), origin.model_copy(update={"of_training": True, "trackers": trackers})

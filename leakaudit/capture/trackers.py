@@ -209,6 +209,38 @@ def _tracker_of(offered: Any, run_id: str | None) -> Tracker | None:
     return None
 
 
+def trackers_behind(log: Callable[..., object]) -> list[Tracker]:
+    """Return where the numbers go that a loop of the user's gives to its log.
+
+    The `log` of an `Accelerator` belongs to an object with a list of trackers, each with `log(values, step)`. A tracker of a known kind gets
+    points in its own way, and another one gets them by its `log` at the audited step. Any other log gets numbers without a step, because the
+    axis of what stands behind it is unknown.
+
+    Args:
+        log: called with finished numbers.
+    """
+    theirs = getattr(getattr(log, "__self__", None), "trackers", None)
+    if not isinstance(theirs, list | tuple):
+        return [OtherLogger(lambda _step, numbers: log(numbers))]
+    if not theirs:  # they may be made later
+        return [OtherLogger(lambda step, numbers: log(numbers, step=step))]
+    return [_held_tracker(one) or OtherLogger(functools.partial(_logged_at, one)) for one in theirs]
+
+
+def _held_tracker(holder: Any) -> Tracker | None:
+    """Return what a tracker of Accelerate is built around, if that is known."""
+    try:
+        return tracker_of(holder.tracker)
+    except Exception as error:  # `tracker` is a property, and may be the user's
+        if from_signal_handler(error):
+            raise
+        return None
+
+
+def _logged_at(holder: Any, step: int, numbers: Mapping[str, float]) -> None:
+    holder.log(dict(numbers), step=step)
+
+
 def tracker_in(holder: object) -> Tracker | None:
     """Return the first tracker among the attributes of an object."""
     return next((found for value in vars(holder).values() if (found := tracker_of(value)) is not None), None)

@@ -11,6 +11,7 @@ trainer ended, 7 another process is at work on it, 124 end of a time limit, 128 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 
@@ -50,6 +51,15 @@ _PLACES = {
 """Name of a command -> module and function."""
 
 
+_READERS = frozenset(
+    {"baseline", "bind", "bundle", "compare", "explain", "export", "gate", "history", "index", "policy", "report"}
+)
+"""Commands that read results and policies, and load no code of a training, an attack or a plugin."""
+
+_PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Environment variable; pydantic then looks for no plugins of its own. It would read a file of every installed package."""
+
+
 class _Commands(MutableMapping[str, click.Command]):
     """The commands by name; the module of one is imported when it is asked for."""
 
@@ -58,6 +68,8 @@ class _Commands(MutableMapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._made:
+            if name in _READERS:
+                os.environ.setdefault(_PYDANTIC_PLUGINS, "__all__")  # before pydantic makes its first model
             module, function = _PLACES[name].split(":")
             self._made[name] = getattr(import_module(f"leakaudit.cli.{module}"), function)
         return self._made[name]

@@ -91,7 +91,7 @@ class Steps:
         return self.numbers[places.start : places.stop : places.step]
 
 
-LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124)."
+LIMIT_HELP = "Time for the whole command, such as 2h or 90m. Before it ends, results and report of the finished attempts are written (exit 124). Default: none."
 
 
 def time_limit(command: Callable[P, R]) -> Callable[P, R]:
@@ -306,7 +306,13 @@ def _origin_now(config: AuditConfig, steps: Steps) -> Origin:
     from leakaudit.gate.policy import default_policy, load_policy
 
     policy = load_policy(config.policy) if config.policy else default_policy()
-    return origin_of(policy, config.out_dir, data=config.data_name, base_model=steps.base_model)
+    return origin_of(
+        policy,
+        config.out_dir,
+        data=config.data_name,
+        data_invented=config.data_invented,
+        base_model=steps.base_model,
+    )
 
 
 def _saved_shard(config: AuditConfig, steps: Steps, command: str, device: torch.device) -> SavedShard | None:

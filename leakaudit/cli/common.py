@@ -31,9 +31,7 @@ REF_HELP = (
     "Without --policy the file is leakaudit.policy.yaml."
 )
 
-IDENTITY_HELP = (
-    "File with the private key that opens encrypted snapshots, or - to read it from stdin; else LEAKAUDIT_IDENTITY."
-)
+IDENTITY_HELP = "File with the private key that opens encrypted snapshots, or - to read it from stdin; default: the variable LEAKAUDIT_IDENTITY."
 
 FACTORY_HELP = (
     "Class or function of your own code that makes the model of the snapshots (`rebuilt_by`); nothing else is imported for them. "

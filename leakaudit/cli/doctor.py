@@ -178,8 +178,8 @@ def _positive_control() -> Check:
 
 
 @click.command(short_help="Check this machine and a configuration.")
-@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well.")
-@click.option("--model", type=EXISTING, help="Folder of your model: one step of it is measured.")
+@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit to check as well; default: none.")
+@click.option("--model", type=EXISTING, help="Folder of your model: one step of it is measured. Default: none.")
 @click.option(
     "--data", type=EXISTING, help="Texts and labels for that step, as --data of `simulate`; default: sentences of ours."
 )
@@ -193,7 +193,11 @@ def _positive_control() -> Check:
     help="What the model is trained for.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of that step.")
-@click.option("--steps", type=click.IntRange(min=1), help="Steps of your training, to print minutes and GB before it.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps of your training, to print minutes and GB before it; default: they are not printed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON document.")
 @clear_errors
 def doctor(

@@ -68,7 +68,7 @@ TRAININGS = "trainings"
     "--command",
     "script",
     help="Your training script, such as 'python train.py', instead of the trainings here. It reads LEAKAUDIT_DEFENSE and "
-    "LEAKAUDIT_SEED and writes LEAKAUDIT_METRICS_FILE.",
+    "LEAKAUDIT_SEED and writes LEAKAUDIT_METRICS_FILE. Default: the trainings here.",
 )
 @audit_options
 @time_limit

@@ -16,10 +16,22 @@ MARKS = {"refused": "refused ", "untested": "untested", "weaker": "weaker  ", "n
 
 @click.command(short_help="Say what an audit will make of a configuration, without torch.")
 @click.argument("configuration", type=EXISTING)
-@click.option("--model", type=EXISTING, help="Folder of the model: its config.json tells hidden size and packing.")
-@click.option("--hidden-size", type=click.IntRange(min=1), help="D of the model, if there is no folder.")
-@click.option("--adapter", type=EXISTING, help="peft's adapter_config.json, or its folder.")
-@click.option("--local-steps", type=click.IntRange(min=1), help="The client sends what changed after K steps.")
+@click.option(
+    "--model",
+    type=EXISTING,
+    help="Folder of the model: its config.json tells hidden size and packing. Default: as the configuration names it.",
+)
+@click.option(
+    "--hidden-size", type=click.IntRange(min=1), help="D of the model, if there is no folder; default: unknown."
+)
+@click.option(
+    "--adapter", type=EXISTING, help="peft's adapter_config.json, or its folder; default: as the configuration says."
+)
+@click.option(
+    "--local-steps",
+    type=click.IntRange(min=1),
+    help="The client sends what changed after K steps; default: as the configuration says.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @clear_errors
 def preflight(

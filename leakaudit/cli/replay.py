@@ -45,7 +45,7 @@ _BLOCKS = dict(zip("01234abcd", "·░▒▓█░▒▓█", strict=True))
     show_default=True,
     help="`full` shows the recovered text.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
+@click.option("--device", help="cpu, cuda, cuda:1 or auto; default: the audit's own setting.")
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
 @click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

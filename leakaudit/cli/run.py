@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 @click.command(short_help="Audit a spool's snapshots, beside training or after it.")
 @click.argument("spool", type=EXISTING)
 @click.option("--once", is_flag=True, help="Audit what is there and stop, without waiting for more.")
-@click.option("--device", help="cpu, cuda, cuda:1 or auto; overrides the audit's own setting.")
+@click.option("--device", help="cpu, cuda, cuda:1 or auto; default: the audit's own setting.")
 @click.option("--identity", type=EXISTING, help=IDENTITY_HELP)
 @click.option(
     "--idle-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop after this time without a new snapshot; a trainer that died on another machine cannot report it.",
+    help="Stop after this time without a new snapshot; a trainer that died on another machine cannot report it. Default: wait for ever.",
 )
 @click.option("--retry", is_flag=True, help="Try the snapshots again that were set aside.")
 @click.option("--allow-factory", "factories", multiple=True, metavar="PACKAGE.MODULE:NAME", help=FACTORY_HELP)
@@ -82,7 +82,12 @@ def worker(
 @click.command(short_help="Attack kept snapshots once.")
 @click.argument("snapshots", type=EXISTING, nargs=-1, required=True)
 @click.option("--tokenizer", type=EXISTING, help="Folder of the tokenizer; default: the one kept in the spool.")
-@click.option("--config", "config_path", type=EXISTING, help="YAML of the audit: attacks, defences, budget.")
+@click.option(
+    "--config",
+    "config_path",
+    type=EXISTING,
+    help="YAML of the audit: attacks, defences, budget; default: the battery for texts.",
+)
 @click.option("--out", type=EXISTING, default=Path("leakaudit-out"), show_default=True, help="Folder for the results.")
 @click.option(
     "--artifact",

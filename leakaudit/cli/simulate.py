@@ -75,7 +75,12 @@ def _shard(_ctx: click.Context, _param: click.Parameter, value: str | None) -> S
 
 
 AUDIT_OPTIONS = (
-    click.option("--config", "config_path", type=EXISTING, help="YAML of the audit; the options below override it."),
+    click.option(
+        "--config",
+        "config_path",
+        type=EXISTING,
+        help="YAML of the audit; the options below override it. Default: none.",
+    ),
     click.option(
         "--attacks",
         cls=BatteryOption,
@@ -107,9 +112,14 @@ AUDIT_OPTIONS = (
     ),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where attacks compute; default: auto."),
     click.option("--text", type=click.Choice(["hash", "masked", "full"]), help="Text in the report; default: masked."),
-    click.option("--sentence-model", type=EXISTING, help="Folder of an encoder; adds a score of likeness in meaning."),
     click.option(
-        "--entity-tagger", help="Installed spaCy pipeline, or its folder; adds scores of recovered names and places."
+        "--sentence-model",
+        type=EXISTING,
+        help="Folder of an encoder; adds a score of likeness in meaning. Default: none.",
+    ),
+    click.option(
+        "--entity-tagger",
+        help="Installed spaCy pipeline, or its folder; adds scores of recovered names and places. Default: none.",
     ),
     click.option("--controls", type=click.IntRange(min=0), help="Control steps to run; default: 3."),
     click.option("--policy", type=EXISTING, help="YAML policy of the gate; default: the built-in one."),
@@ -129,13 +139,13 @@ def audit_options(command: Command) -> Command:
 @click.option(
     "--seeds",
     callback=parsed_seeds,
-    help="Several seeds, such as 1..10 or 1,2,5, instead of --seed: --steps for each, with mean and spread in the summaries.",
+    help="Several seeds, such as 1..10 or 1,2,5, instead of --seed: --steps for each, with mean and spread in the summaries. Default: one seed.",
 )
 @click.option(
     "--shard",
     callback=_shard,
     metavar="K/N",
-    help="Only a part of the steps, such as 2/8 for the second of eight machines; `leakaudit merge` joins the parts.",
+    help="Only a part of the steps, such as 2/8 for the second of eight machines; `leakaudit merge` joins the parts. Default: all steps.",
 )
 @audit_options
 @click.option(

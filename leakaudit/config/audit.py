@@ -247,6 +247,9 @@ class AuditConfig(BaseModel):
     are written, and `leakaudit gate --artifact` compares. A file that is written later is named by `leakaudit bind`."""
     data_name: Annotated[str, Field(pattern=DATA_NAME)] = ""
     """Name of the data set, which results and verdict show. No digest of the data is kept: whoever guesses a text could confirm it."""
+    data_invented: bool = False
+    """Whether all texts were invented, for a demonstration or a test, and are nobody's. A report with text (`text: full`) then says that its text is
+    invented and not that it is real. Nothing else changes."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
     """Device of the side process: `cpu`, `cuda`, `cuda:1` and so on. `auto` takes an idle GPU other than the trainer's, else the trainer's GPU
     if it has room, else the CPU."""

@@ -57,13 +57,17 @@ class Simulation:
     steps: int = _option(10, "Client steps to audit.", minimum=1)
     seed: int = _option(0, "Seed of fresh head, shuffle, dropout and attacks.")
     mode: Literal["eval", "train"] = _option("eval", "train: dropout on.")
-    freeze: tuple[str, ...] = _option((), "`embeddings`, or patterns of parameter names, comma-separated.")
+    freeze: tuple[str, ...] = _option(
+        (), "`embeddings`, or patterns of parameter names, comma-separated; default: nothing."
+    )
     grant: tuple[str, ...] = _option(
         (),
         "What the threat model gives the attacks: labels, lengths, words (the set of tokens), longest (the longest length), counts (how often "
-        "each token occurs).",
+        "each token occurs); default: nothing.",
     )
-    lora_rank: int | None = _option(None, "Train low-rank adapters and the head instead of the weights.", minimum=1)
+    lora_rank: int | None = _option(
+        None, "Train low-rank adapters and the head instead of the weights; default: the weights.", minimum=1
+    )
     lora_targets: tuple[str, ...] = _option(
         (), "Ends of the names of the layers with adapters; default: peft's choice."
     )
@@ -74,11 +78,13 @@ class Simulation:
     )
     optimizer: str | None = _option(
         None,
-        "Optimizer of the local steps: adamw, adam, sgd or adafactor, with options as in adamw(weight_decay=0.01,fresh=true).",
+        "Optimizer of the local steps: adamw, adam, sgd or adafactor, with options as in adamw(weight_decay=0.01,fresh=true); default: sgd.",
     )
     local_steps: int = _option(1, "Optimizer steps that a client takes, each on a batch of its own.", minimum=1)
     learning_rate: float | None = _option(
-        None, "Learning rate of the local steps; the update is then a difference of weights.", above=0
+        None,
+        "Learning rate of the local steps; the update is then a difference of weights. Default: none, and the update is the gradient.",
+        above=0,
     )
     clients: int = _option(
         1, "Clients whose mean update is seen, as under secure aggregation; each has a batch of its own.", minimum=1
@@ -95,7 +101,7 @@ class Simulation:
     secrets: str | None = _option(
         None,
         "Puts a record with a secret into every step and bounds epsilon by those recovered: a text such as 'patient number {digits:6}'; "
-        "{one_of:FILE} is a line of a file.",
+        "{one_of:FILE} is a line of a file; default: no secret.",
     )
 
     def __post_init__(self) -> None:

@@ -341,8 +341,11 @@ def _only_naive(index: Index, rule: RuleVerdict, defense: str) -> bool:
 
     A naive attack does not know the defence. Only rules at level error count.
     """
-    mine = [a for a in index.of_defense[defense] if a.attack in rule.attacks and a.finished]
-    return rule.level == "error" and bool(mine) and not any(a.adaptive for a in mine)
+    if rule.level != "error":
+        return False
+    mine = (a.adaptive for a in index.of_defense[defense] if a.attack in rule.attacks and a.finished)
+    first = next(mine, None)
+    return first is False and not any(mine)
 
 
 def _from_the_future(results: Results, now: datetime) -> Iterable[str]:

@@ -95,8 +95,8 @@ def _every_long_one(decides: Callable[[SequenceScore], bool]) -> Callable[[Attem
     """
 
     def decided(attempt: Attempt) -> bool:
-        long_ones = [sequence for sequence in attempt.sequences if sequence.long_enough]
-        return all(map(decides, long_ones)) if long_ones else any(map(decides, attempt.sequences))
+        found = [decides(sequence) for sequence in attempt.sequences if sequence.long_enough]
+        return all(found) if found else any(map(decides, attempt.sequences))
 
     return decided
 

@@ -6,12 +6,11 @@ It has more lines than other modules, because gate and report count steps by it 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from leakaudit.gate import events
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.policy import SHIPPED, Rule
 from leakaudit.gate.verdict import Worst
@@ -22,6 +21,9 @@ from leakaudit.results.wording import counted
 
 REACH = ("unknown", "out of reach", "search gave up", "recovered")
 """What an attack says about a text, in rising order. `unknown`: the text was not recovered, and the attack cannot tell why."""
+
+_RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(REACH)}}
+"""What `SequenceScore.outcome` is -> its place in `REACH`."""
 
 _WITHOUT_RESULT = (AttemptStatus.ERROR, AttemptStatus.SKIPPED, AttemptStatus.NOT_NEEDED)
 """How attempts end that were due and say nothing. One that was not needed is not due if the rule also asks the attack that recovered the texts."""
@@ -72,7 +74,8 @@ class Evidence:
     limited: tuple[str, ...] = ()
     """Attacks of the rule that end where a step has as many tokens as the hidden size."""
     reach: Mapping[str, int] = field(default_factory=dict)
-    """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them."""
+    """Number of texts that can have the event, by the highest entry of `REACH` that any attack reports for them. Empty if the rule's sentences do
+    not say it (`Event.tells_reach`)."""
     unjudged_steps: Mapping[str, str] = field(default_factory=dict)
     """Steps that could have the event, were attacked and could not be judged -> why, in words."""
     least: Mapping[str, float] = field(default_factory=dict)
@@ -108,7 +111,8 @@ class Index:
         self._by_step: dict[tuple[str, tuple[str, ...]], dict[str, list[Attempt]]] = {}
         self._ran: dict[str, frozenset[str]] = {}
         self._recovered: dict[tuple[str, tuple[str, ...]], frozenset[str]] = {}
-        self._ranks: dict[int, tuple[tuple[SequenceScore, int], ...]] = {}
+        self._reach: dict[Hashable, dict[str, int]] = {}
+        self._whole: dict[tuple[str, tuple[str, ...]], frozenset[str]] = {}
 
     def by_step(
         self, steps: Iterable[StepRecord], defense: str, attacks: tuple[str, ...]
@@ -143,24 +147,59 @@ class Index:
             self._recovered[about] = frozenset(a.step for a in mine if a.attack in wanted and a.recovers_every_text)
         return self._recovered[about]
 
-    def ranks(self, attempt: Attempt) -> tuple[tuple[SequenceScore, int], ...]:
-        """Return the guessed texts of one of the attempts, each with its place in `REACH`."""
-        found = self._ranks.get(id(attempt))
-        if found is None:
-            found = tuple((s, REACH.index(s.outcome or "unknown")) for s in attempt.sequences if s.exact is not None)
-            self._ranks[id(attempt)] = found
-        return found
+    def whole(self, steps: Iterable[StepRecord], defense: str, attacks: tuple[str, ...]) -> frozenset[str]:
+        """Return the steps on which each of some attacks ran to its end once."""
+        about = defense, attacks
+        if about not in self._whole:
+            by_step = self.by_step(steps, defense, attacks)
+            names = [name for name, found in by_step.items() if len(found) == len(attacks)]
+            self._whole[about] = frozenset(name for name in names if _all_ran(by_step[name]))
+        return self._whole[about]
+
+    def reach(self, rule: Rule, judged: Iterable[str], by_step: Mapping[str, Sequence[Attempt]]) -> dict[str, int]:
+        """Count the texts of judged steps by the best that any attack says of them.
+
+        What it says is an entry of `REACH`.
+
+        Rules that count the same texts of the same attempts share the answer.
+        """
+        about = id(by_step), _about_long_texts(rule), rule.min_tokens, frozenset(judged)
+        if about not in self._reach:
+            self._reach[about] = _reach((a for name in about[-1] for a in by_step[name]), rule)
+        return dict(self._reach[about])
 
     def able(self, rule: Rule) -> frozenset[str]:
         """Return the attacks that could show a rule's event or score on at least one step."""
         about = f"event {rule.event}" if rule.event is not None else f"metric {rule.metric}"
         if about not in self._able:
-            found: set[str] = set()
-            for attempt in self.attempts:
-                if attempt.attack not in found and _could_show(rule, attempt):
-                    found.add(attempt.attack)
-            self._able[about] = frozenset(found)
+            self._able[about] = frozenset(self._attacks_that_show(rule))
         return self._able[about]
+
+    def _attacks_that_show(self, rule: Rule) -> set[str]:
+        if rule.event is None:
+            return {a.attack for a in self.attempts if _has_score(rule, a)}
+        asked = _DECIDED[rule.event]
+        kinds = {(a.attack, bits) for a, bits in zip(self.attempts, self._shown.values(), strict=True)}
+        return {attack for attack, bits in kinds if bits & asked}
+
+    def showing(self, rule: Rule, attempts: Iterable[Attempt]) -> frozenset[int]:
+        """Return the identities of the attempts that could show what a rule asks for."""
+        if rule.event is None:
+            return frozenset(id(a) for a in attempts if _has_score(rule, a))
+        shown, asked = self._shown, _DECIDED[rule.event]
+        return frozenset([key for key in map(id, attempts) if shown[key] & asked])
+
+    def having(self, event: str, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Return those of the attempts that had an event."""
+        shown, asked = self._shown, _HAPPENED[event]
+        return [a for a in attempts if shown[id(a)] & asked]
+
+    @cached_property
+    def _shown(self) -> dict[int, int]:
+        """Identity of each attempt -> bits of `_HAPPENED` and `_DECIDED`."""
+        few: dict[int, int] = {}  # so that equal numbers are one object
+        codes = ((id(attempt), _bits(attempt)) for attempt in self.attempts)
+        return {key: few.setdefault(code, code) for key, code in codes}
 
     def texts(self, rule: Rule) -> dict[str, int]:
         """Return the number of true texts of each step that are long enough for a rule."""
@@ -168,7 +207,10 @@ class Index:
         if about not in self._texts:
             found: dict[str, set[str]] = {}
             for attempt in self.attempts:
-                found.setdefault(attempt.step, set()).update(s.id for s in attempt.sequences if _counts(rule, s))
+                names = found.setdefault(attempt.step, set())
+                for sequence in attempt.sequences:
+                    if sequence.id not in names and _counts(rule, sequence):
+                        names.add(sequence.id)
             self._texts[about] = {step: len(names) for step, names in found.items()}
         return self._texts[about]
 
@@ -217,7 +259,8 @@ def gather(
     readers = (attacks if trusted is None else trusted & attacks) or attacks
     steps = {name: scope.judged(found, readers) for name, found in tried.items()}
     attempts = [attempt for found in steps.values() for attempt in found.attempts]
-    values = {name: max(scope.value(a) for a in found.attempts) for name, found in steps.items() if found.attempts}
+    out_of_time = AttemptStatus.BUDGET_EXHAUSTED
+    values = {name: scope.highest(found.attempts) for name, found in steps.items() if found.attempts}
     left_out, silent = sum(found.left_out for found in steps.values()), sum(found.silent for found in steps.values())
     unjudged = {name: found.unjudged for name, found in steps.items() if found.unjudged}
     bounding = frozenset(name for name, found in steps.items() if found.bounding)
@@ -225,7 +268,7 @@ def gather(
         values=values,
         worst=_worst(attempts, scope),
         attacks=tuple(name for name in scope.known if name in attacks),
-        censored=sum(a.status is AttemptStatus.BUDGET_EXHAUSTED and not scope.settles(a) for a in made),
+        censored=len([a for a in made if a.status is out_of_time and not scope.settles(a)]),
         finished=len(made),
         lost=sum(found.lost for found in steps.values()),
         due=sum(found.due for found in steps.values()),
@@ -241,7 +284,7 @@ def gather(
             if name in scope.beyond & values.keys()
         ),
         limited=tuple(name for name in scope.asked if name in scope.limited),
-        reach=_reach([a for name in values for a in scope.by_step[name]], rule, index),
+        reach=index.reach(rule, values, scope.by_step) if rule.event and EVENTS[rule.event].tells_reach else {},
         unjudged_steps=unjudged,
         least=scope.reached(unjudged) if rule.metric is not None else {},
     )
@@ -279,8 +322,8 @@ class _StepEvidence:
 
 
 @dataclass(frozen=True)
-class _RuleScope:
-    """The attempts that a rule looks at under one defence."""
+class _Asked:
+    """The attempts that a rule looks at, and what each of them says."""
 
     results: Results
     rule: Rule
@@ -325,12 +368,72 @@ class _RuleScope:
         return self.index.by_step(self.results.steps, self.defense, tuple(self.asked))
 
     @cached_property
+    def whole(self) -> AbstractSet[str]:
+        """Steps on which every asked attack ran to its end once."""
+        return self.index.whole(self.results.steps, self.defense, tuple(self.asked))
+
+    @cached_property
     def recovered(self) -> AbstractSet[str]:
         """Steps whose texts an attack of the rule recovered.
 
         No other attack on these texts was needed.
         """
         return self.index.recovered(self.defense, self.wanted)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """The attempts of `by_step`."""
+        return [attempt for attempts in self.by_step.values() for attempt in attempts]
+
+    @cached_property
+    def showing(self) -> frozenset[int]:
+        """Identities of the `attempts` that could have shown what the rule asks for."""
+        return self.index.showing(self.rule, self.attempts)
+
+    @cached_property
+    def positive(self) -> frozenset[int]:
+        """Identities of the `attempts` that have the event, or a score above 0."""
+        rule = self.rule
+        if rule.event is None:
+            return frozenset(key for key, value in self.scores.items() if value > 0)
+        had = self.index.having(rule.event, self.attempts)
+        long_enough = rule.min_tokens is None
+        return frozenset(id(a) for a in had if long_enough or any(s.exact and _counts(rule, s) for s in a.sequences))
+
+    @cached_property
+    def settling(self) -> frozenset[int]:
+        """Identities of the `attempts` for which `settles` is true."""
+        if self.rule.metric is None:
+            return self.positive
+        if self.rule.statistic not in ("max", "p95"):
+            return frozenset()
+        return frozenset(key for key, value in self.scores.items() if value > self.rule.threshold)
+
+    @cached_property
+    def scores(self) -> dict[int, float]:
+        """Identity of each of the `attempts` with a score -> its score of the metric."""
+        metric = self.rule.metric or ""
+        asked = ((a, a.scores.get(metric)) for a in self.attempts)
+        return {id(a): score.value for a, score in asked if isinstance(score, Score)}
+
+    def value(self, attempt: Attempt) -> float:
+        """Return 1.0 or 0.0 for an event, the score for a metric."""
+        if self.rule.event is not None:
+            return float(id(attempt) in self.positive)
+        return self.scores.get(id(attempt), 0.0)
+
+    def highest(self, attempts: Iterable[Attempt]) -> float:
+        """Return the highest value of at least one attempt."""
+        return max(map(self.value, attempts)) if self.positive else 0.0
+
+    def could_show(self, attempt: Attempt) -> bool:
+        """Return whether an attempt could have shown the rule's event or score."""
+        return id(attempt) in self.showing
+
+
+@dataclass(frozen=True)
+class _RuleScope(_Asked):
+    """What the attempts that a rule looks at under one defence say of each step."""
 
     @cached_property
     def at_risk(self) -> set[str]:
@@ -370,29 +473,41 @@ class _RuleScope:
             if not attempts:
                 return _StepEvidence(silent=True, unjudged=self._why_unjudged(step, tried))
         else:
-            spared = {a.attack for a in attempts if a.status is AttemptStatus.NOT_NEEDED and a.step in self.recovered}
-            asked = [name for name in self.asked if name not in spared]
-            due = len(asked)
-            by_attack: dict[str, list[Attempt]] = {}
-            for attempt in attempts:
-                by_attack.setdefault(attempt.attack, []).append(attempt)
-            lost = sum(self._lost(by_attack.get(name, ()), step) for name in asked)
-        evidence = tuple(a for a in attempts if self._is_evidence(a)) if usable(step) else ()
+            due, lost = self._due_and_lost(step, attempts)
+        evidence = self._evidence(attempts) if usable(step) else ()
         if evidence and step.id not in self.at_risk:
             return _StepEvidence(due=due, lost=lost, left_out=True)
         unjudged = "" if evidence else self._why_unjudged(step, tried)
         return _StepEvidence(evidence, due, lost, bounding=bool(evidence) and bounds, unjudged=unjudged)
+
+    def _evidence(self, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        """Return the attempts that count as evidence."""
+        if self.limited:
+            return tuple(filter(self._is_evidence, attempts))
+        showing = self.showing  # nearly always all of them
+        return tuple([a for a in attempts if id(a) in showing or self._is_evidence(a)])
+
+    def _due_and_lost(self, step: StepRecord, attempts: Sequence[Attempt]) -> tuple[int, int]:
+        """Return how many attempts were due, and how many of them gave no result."""
+        if step.id in self.whole:  # nearly always true
+            return len(self.asked), 0 if usable(step) else len(self.asked)
+        spared = {a.attack for a in attempts if a.status is AttemptStatus.NOT_NEEDED and a.step in self.recovered}
+        asked = [name for name in self.asked if name not in spared]
+        by_attack: dict[str, list[Attempt]] = {}
+        for attempt in attempts:
+            by_attack.setdefault(attempt.attack, []).append(attempt)
+        return len(asked), sum(self._lost(by_attack.get(name, ()), step) for name in asked)
 
     def judged(self, found: _StepEvidence, readers: AbstractSet[str]) -> _StepEvidence:
         """Return what a step contributes if only `readers` can show that it is clean.
 
         They can if they ran to their end.
         """
-        if not found.attempts or any(map(self.settles, found.attempts)):
+        if not found.attempts or (self.settling and any(map(self.settles, found.attempts))):
+            return found
+        if any(a.status is AttemptStatus.RAN and a.attack in readers for a in found.attempts):
             return found
         mine = [a for a in found.attempts if a.attack in readers]
-        if any(a.status is AttemptStatus.RAN for a in mine):
-            return found
         why = OUT_OF_TIME if mine else "only attacks that did not read their canary could tell"
         return _StepEvidence(due=found.due, lost=found.lost, unjudged=why)
 
@@ -431,27 +546,13 @@ class _RuleScope:
         every_word = _about_texts(self.rule, self.results) if event is None else EVENTS[event].every_word
         return step.words_not_kept and step.verification.status.bounds and every_word
 
-    def value(self, attempt: Attempt) -> float:
-        """Return 1.0 or 0.0 for an event, the score for a metric."""
-        if self.rule.event is not None:
-            happened = EVENTS[self.rule.event].happened(attempt)
-            if self.rule.min_tokens is not None:
-                happened = happened and any(s.exact and _counts(self.rule, s) for s in attempt.sequences)
-            return float(happened)
-        score = attempt.scores.get(self.rule.metric or "")
-        return score.value if isinstance(score, Score) else 0.0
-
-    def could_show(self, attempt: Attempt) -> bool:
-        """Return whether an attempt could have shown the rule's event or score."""
-        return _could_show(self.rule, attempt)
-
     def _is_evidence(self, attempt: Attempt) -> bool:
         """Return whether an attempt counts as evidence.
 
         It counts if it could have shown the event, or if it ran out of time and its attack could show the event on another step. An attack
         that ends at the hidden size proves nothing beyond it, unless it found something.
         """
-        if attempt.attack in self.limited and attempt.step in self.beyond:
+        if self.limited and attempt.attack in self.limited and attempt.step in self.beyond:
             found = attempt.leaked if self.rule.event is None else self.value(attempt) > 0
             if not found:
                 return False
@@ -474,7 +575,7 @@ class _RuleScope:
 
         A score above a limit on the 95th percentile does: only the number of such steps matters. A mean depends on the score itself.
         """
-        return self._proves(attempt) or (self.rule.statistic == "p95" and self.value(attempt) > self.rule.threshold)
+        return id(attempt) in self.settling
 
     def _lost(self, attempts: Sequence[Attempt], step: StepRecord) -> bool:
         """Return whether one attack was due on a step and gave no usable result."""
@@ -484,13 +585,36 @@ class _RuleScope:
         )
 
 
-def _could_show(rule: Rule, attempt: Attempt) -> bool:
-    """Return whether an attempt could have shown the event or the score of a rule."""
-    if not attempt.finished:
-        return False
-    if rule.event is not None:
-        return events.could_show(attempt, rule.event)
-    return isinstance(attempt.scores.get(rule.metric or ""), Score)
+def _has_score(rule: Rule, attempt: Attempt) -> bool:
+    """Return whether a finished attempt has a score of a rule's metric."""
+    return isinstance(attempt.scores.get(rule.metric or ""), Score) and attempt.finished
+
+
+_HAPPENED = {name: 1 << 2 * place for place, name in enumerate(EVENTS)}
+"""Event -> a bit that says that it happened."""
+
+_DECIDED = {name: 2 << 2 * place for place, name in enumerate(EVENTS)}
+"""Event -> a bit that says that a finished attempt could have shown it."""
+
+
+_ASKED = tuple((_HAPPENED[name], _DECIDED[name], event) for name, event in EVENTS.items())
+
+
+def _bits(attempt: Attempt) -> int:
+    """Return what an attempt says about each event."""
+    bits, finished = 0, attempt.finished
+    for had, told, event in _ASKED:
+        if event.happened(attempt):
+            bits |= had | told if finished else had
+        elif finished and event.decided(attempt):
+            bits |= told
+    return bits
+
+
+def _all_ran(attempts: Sequence[Attempt]) -> bool:
+    """Return whether attempts of different attacks all ran to their end."""
+    ran = {a.attack for a in attempts if a.status is AttemptStatus.RAN}
+    return len(ran) == len(attempts)
 
 
 def _first_of_its_kind(steps: Iterable[StepRecord]) -> dict[str, str]:
@@ -554,25 +678,28 @@ def _worst(attempts: Iterable[Attempt], scope: _RuleScope) -> Worst | None:
     The highest value decides, then the longest run, then the shortest time.
     """
 
-    def rank(attempt: Attempt) -> tuple[float, float, float]:
+    def rank(attempt: Attempt) -> tuple[float, float]:
         longest = max((s.scores.get("longest_run", 0.0) for s in attempt.sequences), default=0.0)
-        return scope.value(attempt), longest, -attempt.wall_s
+        return longest, -attempt.wall_s
 
-    found = max((a for a in attempts if scope.value(a) > 0), key=rank, default=None)
+    against = [a for a in attempts if id(a) in scope.positive] if scope.positive else []
+    most = max(map(scope.value, against), default=0.0)
+    found = max((a for a in against if scope.value(a) == most), key=rank, default=None)
     if found is None:
         return None
     value = scope.value(found) if scope.rule.metric else None
     return Worst(step=found.step, attack=found.attack, wall_s=found.wall_s, value=value)
 
 
-def _reach(attempts: Iterable[Attempt], rule: Rule, index: Index) -> dict[str, int]:
+def _reach(attempts: Iterable[Attempt], rule: Rule) -> dict[str, int]:
     """Count texts by the highest entry of `REACH` that any attack reports."""
     best: dict[tuple[str, str], int] = {}
     for attempt in attempts:
-        for sequence, rank in index.ranks(attempt):
-            key = (attempt.step, sequence.id)
-            if _counts(rule, sequence) and rank >= best.get(key, 0):
-                best[key] = rank
+        for sequence in attempt.sequences:
+            if sequence.exact is not None and _counts(rule, sequence):
+                key, rank = (attempt.step, sequence.id), _RANKS[sequence.outcome]
+                if rank >= best.get(key, 0):
+                    best[key] = rank
     return {name: sum(rank == i for rank in best.values()) for i, name in enumerate(REACH)}
 
 

@@ -12,7 +12,13 @@ from leakaudit.results.schema import TakenPolicy
 
 
 def origin_of(
-    policy: Policy, out: Path, *, data: str = "", base_model: str = "", now: datetime | None = None
+    policy: Policy,
+    out: Path,
+    *,
+    data: str = "",
+    data_invented: bool = False,
+    base_model: str = "",
+    now: datetime | None = None,
 ) -> Origin:
     """Return what is known now, at the beginning of a run.
 
@@ -20,6 +26,7 @@ def origin_of(
         policy: the policy that will judge the run, the built-in one too.
         out: folder of the audit. What it holds is no change of the code.
         data: name of the data set; empty without one.
+        data_invented: whether its owner says that all texts were invented.
         base_model: the weights that training begins with; empty if unknown.
         now: the time; None for the clock's.
     """
@@ -31,4 +38,5 @@ def origin_of(
         code_dirty=None if head is None else head.dirty,
         base_model=base_model,
         data=data,
+        data_invented=data_invented,
     )

@@ -72,6 +72,7 @@ class NightRecord(NightModel):
     """What one night found, or why there was no night."""
 
     schema_: str = Field(default=SCHEMA, alias="schema")
+    """Format of the file."""
     night: NightId
     """Beginning of the night's period in UTC."""
     status: Literal["audited", "gap"]
@@ -79,10 +80,13 @@ class NightRecord(NightModel):
     reason: str = ""
     """Why there are no results, without private text."""
     started: str
+    """Time of the beginning in UTC, in ISO 8601."""
     finished: str
+    """Time of the end in UTC, in ISO 8601."""
     exit_code: Count
     """Exit code of the command."""
     verdict: Status | None = None
+    """Verdict of the night's policy; None for a gap."""
     sentence: str = ""
     """The verdict in a sentence."""
     run: str = ""
@@ -112,6 +116,7 @@ class NightRecord(NightModel):
     worse: bool = False
     """Whether the e-value of a rate reached the policy's level: the night is worse than the baseline."""
     rates: tuple[Rate, ...] = ()
+    """Rate of each rule of the night."""
     units: tuple[Mark, ...] = ()
     """Marks of the audited steps; they tell whether a later night repeats one."""
 

@@ -119,6 +119,9 @@ class Reconstruction:
     stop: Literal["done", "converged", "budget"] = "done"
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the attack's own work, such as rank, loss or number of candidates. They never depend on the truth."""
+    told_by: Mapping[str, float] = field(default_factory=dict)
+    """Parameter name -> share of what the attack read that this parameter's update told, 0 to 1; the shares sum to 1. Empty if the attack cannot
+    say, as most cannot."""
     reach: Reach | None = field(default=None, compare=False, repr=False)
     """What the attack could have recovered; not a part of the guess. None if the attack cannot say; the results then call it missing."""
 

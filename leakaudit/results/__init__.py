@@ -6,6 +6,7 @@ It may import `files`.
 __all__ = [
     "artifacts",
     "as_sent",
+    "as_written",
     "binding",
     "bounds",
     "canaries",
@@ -24,6 +25,8 @@ __all__ = [
     "not_audited",
     "one_run",
     "origin",
+    "plain_attempts",
+    "plain_rows",
     "privacy",
     "ranking",
     "recovery",

@@ -24,11 +24,13 @@ class Binding(ResultsModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     schema_: Literal["leakaudit.subject/1"] = Field(default="leakaudit.subject/1", alias="schema")
+    """Format of the file."""
     results_digest: str
     """Digest that the results name."""
     bound_at: str
     """Time in UTC, in ISO 8601."""
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
+    """The named files with their digests."""
     digest: str = ""
     """`sha256:` over everything else in the file."""
 

@@ -134,6 +134,7 @@ def at_least(k: int, n: int, rate: float) -> float:
     return term * total
 
 
+@lru_cache(256)
 def _log_choose(n: int, k: int) -> float:
     """Return the logarithm of the number of ways to choose k of n."""
     if n <= _EXACT:

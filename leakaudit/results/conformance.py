@@ -26,7 +26,9 @@ class ConformanceCheck(_Model):
     """One assumption of the accountant, and what the kept steps say of it."""
 
     about: Subject
+    """Which assumption."""
     outcome: Outcome
+    """What was found; nothing is ever confirmed."""
     sentence: str
     """What was found, with the cause where one is known."""
     parameters: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ class Conformance(_Model):
     level: Annotated[FiniteFloat, Field(gt=0.0, lt=1.0)]
     """Largest probability that a run is contradicted that does what it declares, over all statistical tests together."""
     checks: tuple[ConformanceCheck, ...]
+    """One entry or more for each assumption."""
     left_out: tuple[str, ...] = ()
     """Why other kept steps were not measured, each as a clause."""
 

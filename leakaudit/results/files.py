@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from pydantic_core import to_json as as_json_text
 
 from leakaudit.errors import ResultsError
 from leakaudit.files.collector import collector_paused
+from leakaudit.files.regular_files import open_regular
 from leakaudit.files.strict_json import parse_json, place, read_bounded, short
+from leakaudit.results.as_written import read_as_written
 from leakaudit.results.former_keys import RENAMED_IN_SEQUENCES
 from leakaudit.results.not_audited import refuse_unaudited
 from leakaudit.results.schema import SCHEMA, Results
-from leakaudit.results.usual import canonical_text, usual_results
+from leakaudit.results.usual import Usual, canonical_text, usual_results
 
 
 def load_results(path: Path) -> Results:
@@ -44,10 +47,12 @@ def read_results(path: Path) -> tuple[Results, str]:
     for folder in dict.fromkeys((path.parent, path.resolve().parent)):  # a link has two folders
         refuse_unaudited(folder)
     try:
-        raw = read_bounded(path)
-        sha256 = hashlib.sha256(raw).hexdigest()
         with collector_paused():
-            if (usual := usual_from(raw)) is not None:
+            if (known := _as_written(path)) is not None:
+                return known
+            raw = read_bounded(path)
+            sha256 = hashlib.sha256(raw).hexdigest()
+            if (usual := _accepted(_usual_text(raw))) is not None:
                 return usual, sha256
             data = parse_json(raw)
     except FileNotFoundError:
@@ -74,21 +79,44 @@ def parse_results(raw: bytes) -> Results:
 
 
 def usual_from(raw: bytes) -> Results | None:
-    """Return results that are as this version writes them; None for all others.
+    """Return results that are as this version writes them; None for all others."""
+    found = _accepted(read_as_written(BytesIO(raw)))
+    return _accepted(_usual_text(raw)) if found is None else found
+
+
+def _as_written(path: Path) -> tuple[Results, str] | None:
+    """Return the results in a file with the layout of this version.
+
+    With them comes the file's SHA-256 in hex. None for all others, and if the file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            found = read_as_written(file)
+    except OSError:
+        return None
+    results = _accepted(found)
+    return None if found is None or results is None else (results, found.sha256)
+
+
+def _usual_text(raw: bytes) -> Usual | None:
+    try:
+        return usual_results(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return None
+
+
+def _accepted(found: Usual | None) -> Results | None:
+    """Return the results if they were not changed, and have all keys of their version.
 
     The keys that results hold decide whether a reader would take a default for one, and the digest whether they were changed.
     """
-    try:
-        found = usual_results(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return None
     if found is None:
         return None
-    results, data, digest = found
+    results = found.results
     version = _version(results.schema_)
-    whole = _same_keys(data, results.model_dump(mode="json", by_alias=True, exclude={"attempts"}))
+    whole = _same_keys(found.data, results.model_dump(mode="json", by_alias=True, exclude={"attempts"}))
     known = version is not None and _DIGEST_SINCE <= version <= OWN_VERSION
-    return results if known and whole and results.digest == digest else None
+    return results if known and whole and results.digest == found.digest else None
 
 
 def general_results(data: Any) -> Results:

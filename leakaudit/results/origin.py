@@ -22,12 +22,14 @@ class Origin(ResultsModel):
     """`sha256:` and a digest of the base weights, or `hub:NAME@REVISION`; empty if neither could be had."""
     data: str = ""
     """Name of the data set, as its owner calls it; empty without one."""
+    data_invented: bool = False
+    """Whether its owner says that all texts were invented."""
     trackers: tuple[TrackerRun, ...] = ()
     """Runs of the training's trackers."""
 
     def within(self, results: Results) -> Results:
         """Return results that say where they come from."""
-        about = self.model_dump(include={"code_commit", "code_dirty", "base_model", "data"})
+        about = self.model_dump(include={"code_commit", "code_dirty", "base_model", "data", "data_invented"})
         return results.model_copy(
             update={
                 "run": results.run.model_copy(update={"policy": self.policy, "trackers": self.trackers}),

@@ -39,8 +39,9 @@ for each kind of recovery which attack recovered the canary (`Controls.kinds`) a
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
 began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 has what the updates show of the noise that an
-accountant assumes (`Conformance`), the bounds on epsilon that recovered secrets give (`Canary`), and how many texts of the steps the updates name
-(`Membership`).
+accountant assumes (`Conformance`), the bounds on epsilon that recovered secrets give (`Canary`), how many texts of the steps the updates name
+(`Membership`), whether the texts were invented (`Subject.data_invented`), which parameters told an attack what it read (`Attempt.told_by`), and the
+learning rate of a step.
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -148,6 +149,7 @@ class Score(ResultsModel):
     """One measured number."""
 
     value: Fraction
+    """The number, 0 to 1."""
     n: Annotated[int, Field(ge=1)] = 1
     """Number of sequences (or labels) over which it is the mean."""
 
@@ -156,6 +158,7 @@ class Missing(ResultsModel):
     """The reason why there is no number."""
 
     missing: str
+    """The reason, in a sentence."""
 
 
 Measured = Score | Missing
@@ -176,6 +179,7 @@ class Verification(ResultsModel):
     sigma: Amount | None = None
     """Estimated standard deviation of declared noise, in update units."""
     note: str = ""
+    """The reason for the stamp, or what limits it; empty if there is nothing to say."""
     absent: tuple[str, ...] = ()
     """Declared defences that are not in the update; the step is audited without them."""
     noiseless: tuple[str, ...] = ()
@@ -195,16 +199,21 @@ class StepRecord(ResultsModel):
     seed: Count | None = None
     """Seed of the simulation that made the step, if there were several; None otherwise."""
     epoch: Amount | None = None
+    """Epoch of the training, with its fraction; None if unknown."""
     phase: Literal["early", "middle", "late", "simulated"] = "simulated"
     """Third of the planned run in which the step lies."""
     snapshot: str
     """`hmac-sha256:` of the observation, under the run's key: an unkeyed digest would let anyone confirm a guessed text. `sha256:` in
     earlier results."""
     n_sequences: Count
+    """Number of texts, or of examples, in the batch; 0 if the snapshot could not be read."""
     n_tokens_bucket: str
     """Number of tokens in the batch as a power-of-two range such as `33-64`."""
     verification: Verification
     loss: FiniteFloat | None = None
+    """Training loss of the step; None if unknown."""
+    learning_rate: Amount | None = None
+    """Learning rate of the step, of the first group of parameters; None if unknown, and in results before 1.8."""
     shipped_defense: str = "none"
     """The defence that the training run itself applied, as its owner declares it; several are joined by `+`."""
     sent: Verification | None = None
@@ -232,6 +241,7 @@ class SequenceScore(ResultsModel):
     """
 
     id: str
+    """Name of the text within its step, such as `s-0000`."""
     hmac: str
     """HMAC-SHA-256 of the true token ids under the run's key, 64 bits in hex."""
     scores: dict[str, Fraction] = {}
@@ -299,14 +309,23 @@ class SequenceScore(ResultsModel):
         return "search gave up" if in_reach else "out of reach"
 
 
+_FINISHED = (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+"""How an attack ended that ran. The attribute of an enum takes longer to read, and every rule asks every attempt."""
+
+
 class Attempt(ResultsModel):
     """One attack on one step under one defence."""
 
     step: str
+    """Id of the attacked step."""
     attack: str
+    """Name of the attack with its options."""
     defense: str
+    """Name of the defence with its options; `none` for the update as it was sent."""
     seed: int
+    """Seed of the attack's random numbers."""
     status: AttemptStatus
+    """How it ended."""
     reason: str = ""
     """Reason for every status except `ran`. It never holds private text; of an exception it names only the type and the place."""
     stop: str = ""
@@ -316,7 +335,9 @@ class Attempt(ResultsModel):
     granted: tuple[str, ...] = ()
     """What the threat model gave the attack besides the update: `labels`, `lengths`."""
     wall_s: Amount = 0.0
+    """Seconds that it took."""
     gpu_s: Amount = 0.0
+    """Seconds of them on a GPU."""
     events: tuple[str, ...] = ()
     """`exact_sentence`: a sequence of at least `min_tokens` tokens was recovered exactly. `exact_sequence`: any sequence.
     `all_words`: every token of the batch was named, in any order, and at least half of the named tokens are true. `most_words`: at
@@ -324,10 +345,14 @@ class Attempt(ResultsModel):
     guessed tokens are true. `label_counts`: the class counts were recovered exactly, and the attack could tell them from chance.
     If the attack does not know the batch size (fact `batch_size_known` is 0), the shares of the classes were recovered exactly."""
     sequences: tuple[SequenceScore, ...] = ()
+    """One entry for each true text of the step; empty if no text was guessed."""
     scores: dict[str, Measured] = {}
     """Name of a metric -> number, or why there is none. If the attack ran, every registered metric has an entry."""
     facts: dict[str, FiniteFloat] = {}
     """Diagnostics of the attack by name, such as `rank`, `candidates` or `loss`."""
+    told_by: dict[str, Fraction] = {}
+    """Parameter name -> share of what the attack read that this parameter's update told. Empty if the attack does not say it, and in results
+    before 1.8."""
     guess_perplexity: Amount | Missing | None = None
     """Perplexity of the guessed texts: the exponential of the mean over the texts of the negative log-likelihood per token. The client's own
     model judges if it predicts next tokens, else the prior that the attack uses. A low number means that the guess reads like text, not that
@@ -341,7 +366,7 @@ class Attempt(ResultsModel):
     @property
     def finished(self) -> bool:
         """Whether the attack ran, even if out of time; only then are there numbers."""
-        return self.status in (AttemptStatus.RAN, AttemptStatus.BUDGET_EXHAUSTED)
+        return self.status in _FINISHED
 
     @property
     def leaked(self) -> bool:
@@ -361,8 +386,11 @@ class Control(ResultsModel):
     """
 
     k: Count = 0
+    """Control steps that were recovered or, for the negative control, matched."""
     n: Count = 0
+    """Control steps that count."""
     note: str = ""
+    """Why there is no count, or what limits it; empty if nothing does."""
 
 
 Kind = Literal["text", "words", "labels"]
@@ -373,7 +401,9 @@ class Tally(ResultsModel):
     """k of n control steps."""
 
     k: Count = 0
+    """Control steps that were recovered."""
     n: Count = 0
+    """Control steps that count."""
 
 
 class KindControl(Tally):
@@ -389,6 +419,7 @@ class Controls(ResultsModel):
     positive: Control = Control.model_construct(note="not run")
     """Canary steps from which every kind came back that the battery has attacks for. The gate reads `kinds`."""
     negative: Control = Control.model_construct(note="not run")
+    """Reconstructions from another batch that match the real batch; none should."""
     kinds: dict[Kind, KindControl] = {}
     """The positive control of each kind. Empty if no control ran, and in results before 1.5."""
 
@@ -403,10 +434,13 @@ class Summary(ResultsModel):
     """
 
     attack: str
+    """Name of the attack with its options."""
     defense: str
+    """Name of the defence with its options."""
     steps: Count
     """Steps with a scored attempt."""
     sequences: Count
+    """True texts of these steps."""
     scores: dict[str, Fraction] = {}
     """Name of a metric -> its mean. A metric that measured nothing is absent."""
     spread: dict[str, Amount] = {}
@@ -418,8 +452,11 @@ class Summary(ResultsModel):
     seconds_per_step: Amount | None
     """Median over scored attempts."""
     status_counts: dict[str, Count]
+    """How an attempt ended -> number of attempts."""
     reachable_tokens: Fraction | None = None
+    """Mean of `reachable_tokens` of the attempts; None if none has one."""
     reachable_sequences: Fraction | None = None
+    """Share of the true texts that would have passed the attack's own test; None if unknown."""
 
     @model_validator(mode="before")
     @classmethod
@@ -487,10 +524,13 @@ class Privacy(ResultsModel):
     epsilon: Amount | None = None
     """None if no accountant gave one."""
     delta: Amount | None = None
+    """The delta of the guarantee; None if no accountant gave one."""
     accountant: str = ""
     """Who computed it, such as `opacus rdp`."""
     noise_multiplier: Amount | None = None
+    """Standard deviation of the noise over the bound on a gradient's norm; None if unknown."""
     max_grad_norm: Amount | None = None
+    """Bound on the norm of the gradient of one example; None if unknown."""
     sampling_rate: Amount | None = None
     """Share of the examples in one step, as the accountant assumes it."""
     sampling: Literal["poisson", "shuffled", "unknown"] = "unknown"
@@ -517,6 +557,7 @@ class Canary(ResultsModel):
     defense: str
     """Label of the defence in the battery; `none` for what the run itself ships."""
     attack: str
+    """Label of the attack in the battery."""
     k: Count
     """Steps in which one of the attack's guesses was the secret."""
     n: Annotated[int, Field(ge=1)]
@@ -526,6 +567,7 @@ class Canary(ResultsModel):
     guesses: Count
     """L: largest number of guesses of one step. By chance a secret is recovered with probability L / M."""
     delta: Amount
+    """The delta for which the bound holds."""
     confidence: Fraction
     """With which the bounds of all attacks under this defence hold together."""
     attacks: Annotated[int, Field(ge=1)] = 1
@@ -553,29 +595,40 @@ class NotTested(ResultsModel):
     """One thing that the audit says nothing about."""
 
     what: str
+    """What was not tested."""
     why: str
+    """Why not."""
 
 
 class Coverage(ResultsModel):
     """What was not tested, and which registered attacks did not run."""
 
     not_tested: tuple[NotTested, ...] = ()
+    """What the audit says nothing about, with the reason."""
     not_run: tuple[NotTested, ...] = ()
+    """Registered attacks that did not run, with the reason."""
     audited_steps: Count = 0
+    """Number of entries in `steps`."""
     skipped_snapshots: Count = 0
     """Snapshots that were refused and whose step is unknown. Early versions also counted steps that were due while attacks ran.
     `not_tested` lists the steps that were not kept, with the reason."""
     total_steps: Count | None = None
+    """Optimizer steps of the whole run; None if unknown."""
 
 
 class Battery(ResultsModel):
     """The battery that ran: name, version, members, and a digest of all options."""
 
     name: str = "custom"
+    """Name of the battery."""
     version: str = "1"
+    """Version of the battery."""
     digest: str
+    """Digest of attacks, defences, options, budget, seed and version of leakaudit."""
     attacks: tuple[str, ...]
+    """Names of the attacks with their options, in the order in which they ran."""
     defenses: tuple[str, ...]
+    """Names of the defences with their options; `none` comes first."""
     budget_s: Amount
     """Time limit of each attempt, in seconds."""
     slow: tuple[str, ...] = ()
@@ -586,6 +639,7 @@ class TakenPolicy(ResultsModel):
     """The policy as it was when the run began."""
 
     name: str
+    """Name of the policy."""
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
     """Of its content, as `verdict.json` has it."""
     taken_at: str
@@ -609,17 +663,24 @@ class RunInfo(ResultsModel):
     """The run of the audit: when, by which version, with which settings."""
 
     id: str
+    """Id of the audit."""
     started: str
+    """Time of the beginning in UTC, in ISO 8601."""
     finished: str
+    """Time of the end in UTC, in ISO 8601; empty if it did not end."""
     tool: str
     """Version of leakaudit."""
     battery: Battery
     text_mode: TextMode = TextMode.HASH
+    """How much of the private text the files of the audit may show."""
     seed: int = 0
+    """Seed of the attacks."""
     command: str = ""
+    """The command that made the run; empty if unknown."""
     environment: dict[str, str] = {}
     """Versions and hardware: python, torch, transformers, device, threads."""
     interrupted: bool = False
+    """Whether the audit was stopped before its end."""
     simulated: bool = False
     """Whether `leakaudit simulate` made the steps, and no training run. Before 1.5 results do not say it."""
     pairing: Mark = ""
@@ -645,7 +706,9 @@ class Subject(ResultsModel):
     model: str
     """Class of the model."""
     config_digest: str
+    """Digest of the model's configuration."""
     parameters: Count
+    """Number of the model's parameters."""
     code_commit: str | None = None
     """Commit of the code in the training's working folder; None if git could not say it, and in results before 1.7."""
     code_dirty: bool | None = None
@@ -654,6 +717,8 @@ class Subject(ResultsModel):
     """`sha256:` and a digest of the weights that training began with, or `hub:NAME@REVISION`. Empty if unknown, and in results before 1.7."""
     data: str = ""
     """Name of the data set, as its owner calls it. Empty if unknown, and in results before 1.7."""
+    data_invented: bool = False
+    """Whether the owner says that all texts were invented, so that they are nobody's. False in results before 1.8."""
     artifacts: tuple[Artifact, ...] = ()
     """Files that the run made. Empty if none was named, and in results before 1.7."""
 
@@ -662,24 +727,34 @@ class ThreatModel(ResultsModel):
     """The adversary, with what it sees and knows."""
 
     adversary: str = "honest-but-curious server"
+    """Who attacks."""
     sees: str = "one client's transmitted update"
+    """What the adversary sees."""
     knows: tuple[str, ...] = ("architecture", "weights before the step", "tokenizer")
+    """What it knows besides."""
     granted: tuple[str, ...] = ()
+    """What the audit gave the attacks besides, such as `labels`."""
 
 
 class Regime(ResultsModel):
     """The circumstances that decide which attack can work."""
 
     dtype: str = "float32"
+    """Number format of the training step: that of autocast, else that of the weights."""
     training_mode: bool
+    """Whether the model was in training mode, so that dropout was on."""
     dropout: Fraction
     """Largest dropout rate in the model."""
     hidden: Count | None
+    """Hidden size D of the model; None if unknown."""
     trainable: str
     """`all`, or the frozen part."""
     accumulation: Annotated[int, Field(ge=1)] = 1
+    """Largest number of micro-batches whose gradients make one step."""
     max_grad_norm: Amount | None = None
+    """Norm to which the gradient is clipped; None without clipping."""
     batch_size: Count | None = None
+    """Texts of one batch; None if unknown."""
     update: str = ""
     """What the client sends, such as `difference of weights after 10 steps of AdamW`; empty in results that do not say it."""
     declared_defenses: tuple[str, ...] | None = None
@@ -708,6 +783,7 @@ class Overhead(ResultsModel):
     blocked_s: Amount = 0.0
     """Seconds that the training thread spent in the audit."""
     training_s: Amount | None = None
+    """Seconds of the whole training; None if unknown."""
     check_s: Amount = 0.0
     """The part of `blocked_s` in which earlier versions computed kept steps again in the training process; 0 today."""
     writer_s: Amount | None = None
@@ -756,8 +832,11 @@ class Catalogue(ResultsModel):
     """
 
     attacks: dict[str, AttackEntry] = {}
+    """Name of an attack, without options -> what it is."""
     defenses: dict[str, PluginEntry] = {}
+    """Name of a defence, without options -> what it is."""
     metrics: dict[str, MetricEntry] = {}
+    """Name of a metric -> what it measures."""
 
     def metric_label(self, name: str) -> str:
         """Return the label of a metric, or its name if the catalogue does not have it."""
@@ -768,20 +847,28 @@ class Results(ResultsModel):
     """One audit. `leakaudit schema results` prints the JSON Schema of this class."""
 
     schema_: str = Field(default=SCHEMA, alias="schema")
+    """Version of the schema that the file has."""
     run: RunInfo
     subject: Subject
     threat_model: ThreatModel = ThreatModel.model_construct()
     regime: Regime
     steps: tuple[StepRecord, ...]
+    """The audited client steps, by time."""
     attempts: tuple[Attempt, ...]
+    """Every attack on every step under every defence."""
     summaries: tuple[Summary, ...]
+    """One entry for each attack under each defence, over all steps."""
     controls: Controls = Controls.model_construct()
     utility: tuple[Utility, ...] = ()
+    """How well the model does under each defence; empty if it was not measured."""
     prices: tuple[Price, ...] = ()
+    """What each defence costs in time and traffic; empty if it was not measured."""
     privacy: tuple[Privacy, ...] = ()
+    """Guarantees of differential privacy, as an accountant states them; empty without one."""
     conformance: Conformance | None = None
     """Whether the updates carry the noise that an accountant assumes. None if the run declares no noise, and in results before 1.8."""
     canaries: tuple[Canary, ...] = ()
+    """Bounds on epsilon from secrets that attacks recovered; empty if no step held one."""
     membership: Membership | None = None
     """How many texts of the steps the updates name. None if nobody asked or no step could be tested, and in results before 1.8."""
     coverage: Coverage = Coverage.model_construct()

@@ -98,6 +98,6 @@ def pooled(measured: Iterable[Measured | None]) -> float | None:
     >>> pooled([Score(value=1.0, n=3), Missing(missing="no test"), Score(value=0.0)])
     0.75
     """
-    found = [score for score in measured if isinstance(score, Score)]
-    weight = sum(score.n for score in found)
-    return sum(score.value * score.n for score in found) / weight if weight else None
+    found = [(score.value, score.n) for score in measured if isinstance(score, Score)]
+    weight = sum([n for _, n in found])
+    return sum([value * n for value, n in found]) / weight if weight else None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from leakaudit.results.schema import Attempt, AttemptStatus, Measured, Missing, Results, Score, SequenceScore
+from leakaudit.results import former_keys
+from leakaudit.results.schema import Attempt, Measured, Missing, Results, Score, SequenceScore
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a surrogate pair."""
@@ -27,27 +29,51 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _CHUNK = 256
 """Attempts that are held as plain data at a time. Our choice: about 2 MB."""
 
+OF_ATTEMPTS, OF_SEQUENCES = {*Attempt.model_fields}, {*SequenceScore.model_fields, *former_keys.OF_SEQUENCES}
+"""Keys that are written for an attempt and for a sequence."""
+
 _SETS = [{*Score.model_fields}, {*Missing.model_fields}]
 """Keys of what was measured, or is missing."""
 
 
-def usual_results(text: str) -> tuple[Results, dict[str, Any], str] | None:
-    """Return the results in a JSON text, their other data, and their digest.
+@dataclass(frozen=True)
+class Usual:
+    """Results that are as this version writes them."""
+
+    results: Results
+    data: dict[str, Any]
+    """The data of the file without `attempts`; a number without a fraction is a whole one."""
+    digest: str
+    """That of `files.digest_of`; the caller compares it, the keys of the data, and the version."""
+    sha256: str = ""
+    """Of the bytes of the file, in hex; empty if only a text was read."""
+
+
+def usual_results(text: str) -> Usual | None:
+    """Return the results in a JSON text.
 
     None if anything is unusual: the text may not be JSON, hold a key twice or a number that is not finite, lack a key or have one too many, or
-    hold a value that does not fit. The data are those of the file without `attempts`, and a number without a fraction is a whole one. The digest is
-    that of `files.digest_of`; the caller compares it, the keys of the data, and the version.
+    hold a value that does not fit.
     """
-    if ("\\u" in text and _HALF.search(text)) or long_number_in(text):
+    if unusual(text):
         return None
     try:
-        return _read(text)
+        return read_document(text, Attempts())
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
         return None  # the general reader says what is wrong
 
 
-def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
-    content, attempts = hashlib.sha256(b'{"attempts":['), _Attempts()
+def unusual(text: str) -> bool:
+    """Return whether a text may hold half a character or a too long number."""
+    return bool("\\u" in text and _HALF.search(text)) or long_number_in(text)
+
+
+def read_document(text: str, attempts: Attempts) -> Usual | None:
+    """Return the results in a JSON text; `attempts` reads its list of attempts.
+
+    Raises:
+        Exception: one of those that `usual_results` catches.
+    """
     data: dict[str, Any] = {}
     written: dict[str, str] = {}
     at = _after(text, 0, "{")
@@ -57,7 +83,7 @@ def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
         if not isinstance(key, str) or key in written:
             return None
         if key == "attempts":
-            written[key], at = "[]", attempts.read(text, at, content)
+            written[key], at = "[]", attempts.read(text, at)
         else:
             data[key], end = _scan(text, at)
             written[key], at = text[at:end], end
@@ -67,23 +93,25 @@ def _read(text: str) -> tuple[Results, dict[str, Any], str] | None:
         at = _after(text, at, ",")
     if _after(text, at, "}") != len(text) or "attempts" not in written or min(data) < "attempts":
         return None
+    content = attempts.content
     content.update(b"]," + canonical_text({key: value for key, value in data.items() if key != "digest"})[1:])
     members = ",".join(f"{json.dumps(key)}:{value}" for key, value in written.items())
     results = Results.model_validate_json(f"{{{members}}}", strict=True)
-    return results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}"
+    return Usual(results.model_copy(update={"attempts": tuple(attempts.made)}), data, f"sha256:{content.hexdigest()}")
 
 
-class _Attempts:
+class Attempts:
     """The attempts of a document; equal parts of them are one object."""
 
     def __init__(self) -> None:
+        """Begin without attempts."""
         self.made: list[Attempt] = []
-        self._keys = _keys_of(Attempt(step="", attack="", defense="", seed=0, status=AttemptStatus.RAN))
-        self._of_sequences = _keys_of(SequenceScore(id="", hmac="", min_tokens_bucket=""))
-        self._known: dict[Measured, Measured] = {}
+        self.content = hashlib.sha256(b'{"attempts":[')
+        """Of the canonical text of the document, as far as it was read."""
+        self._known: dict[tuple[float, int] | tuple[str], Measured] = {}
         self._sets: dict[frozenset[str], set[str]] = {}
 
-    def read(self, text: str, at: int, content: Any) -> int:
+    def read(self, text: str, at: int) -> int:
         """Read the list that begins at a place, and return the place after it.
 
         Raises:
@@ -97,7 +125,7 @@ class _Attempts:
             end, at = at, _space(text, at)
             more = text[at] == ","
             if len(chunk) == _CHUNK or not more:
-                content.update(b"," * bool(self.made) + canonical_text(chunk)[1:-1])
+                self.content.update(b"," * bool(self.made) + canonical_text(chunk)[1:-1])
                 self._add(chunk, text[begin:end])
                 begin, chunk = at + 1, []
             if not more:
@@ -110,7 +138,10 @@ class _Attempts:
             raise ValueError("an attempt has other keys than this version writes")
         for attempt in _attempts().validate_json(f"[{written}]", strict=True):
             for name, found in attempt.scores.items():
-                attempt.scores[name] = self._known.setdefault(found, found)
+                key = (
+                    (found.value, found.n) if isinstance(found, Score) else (found.missing,)
+                )  # a model takes long to hash
+                attempt.scores[name] = self._known.setdefault(key, found)
             for model in (attempt, *attempt.sequences):
                 fields = model.model_fields_set
                 object.__setattr__(model, "__pydantic_fields_set__", self._sets.setdefault(frozenset(fields), fields))
@@ -125,8 +156,8 @@ class _Attempts:
             one["guess_perplexity"],
         )
         return (
-            one.keys() == self._keys
-            and all(sequence.keys() == self._of_sequences for sequence in one["sequences"])
+            one.keys() == OF_ATTEMPTS
+            and all(sequence.keys() == OF_SEQUENCES for sequence in one["sequences"])
             and all(value.keys() in _SETS for value in measured if isinstance(value, dict))
         )
 
@@ -134,11 +165,6 @@ class _Attempts:
 @cache
 def _attempts() -> TypeAdapter[tuple[Attempt, ...]]:
     return TypeAdapter(tuple[Attempt, ...])
-
-
-def _keys_of(model: BaseModel) -> set[str]:
-    """Return the keys that are written for a model."""
-    return {*model.model_dump(mode="json", by_alias=True)}
 
 
 def long_number_in(text: str) -> bool:

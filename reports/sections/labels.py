@@ -61,7 +61,7 @@ def section(redacted: RedactedResult) -> Section | None:
         {
             "rows": _rates(attempts, bounding, metrics, {view.attack for view in views if not view.size_known}),
             "head": [catalogue.metric_label(name) for name in metrics],
-            "lead": f"How well attacks recovered the number of examples of each class. {UNKNOWN} {LEADS[redacted.mode]}",
+            "lead": f"How well attacks recovered the number of examples of each class. {UNKNOWN} {LEADS[redacted.mode]}{_letters(views)}",
             "chart": _chart(verified, steps, catalogue.metric_label("label_accuracy")),
             "by_step": _by_step(verified, steps)[:MOST_ROWS],
             "attacks": list(dict.fromkeys(a.attack for a in verified)),
@@ -70,6 +70,12 @@ def section(redacted: RedactedResult) -> Section | None:
             "more": f"{hidden} more steps are in the private journal." if hidden else "",
         },
     )
+
+
+def _letters(views: Sequence[LabelView]) -> str:
+    """Return what letters for classes mean; empty where no table has them."""
+    lettered = any(name.startswith("class ") for view in views for name, _, _ in view.rows or ())
+    return " Letters stand for the classes, the most frequent first: the audit keeps no names." if lettered else ""
 
 
 def _rates(

@@ -32,7 +32,7 @@ def section(redacted: RedactedResult) -> Section:
         lead = {
             TextMode.HASH: f"Keyed hashes stand for the texts. {LENGTHS}",
             TextMode.MASKED: f"A strip is one text in sixteen equal parts; the words are not here. {LENGTHS}",
-            TextMode.FULL: "This is the text of the training batch. Treat it like the training data.",
+            TextMode.FULL: INVENTED_LEAD if redacted.results.subject.data_invented else REAL_LEAD,
         }[redacted.mode]
         lead += f" {exact} of {shown} below came back word for word. For each text, the attack that recovered most of it is shown."
     more = redacted.hidden_sequences
@@ -59,6 +59,9 @@ def section(redacted: RedactedResult) -> Section:
         },
     )
 
+
+REAL_LEAD = "This is the text of the training batch. Treat it like the training data."
+INVENTED_LEAD = "This is the text of the training batch, which was invented."
 
 TOP = 10
 """Texts that are shown at once; the others are behind a summary."""

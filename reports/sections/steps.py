@@ -15,9 +15,11 @@ from leakaudit.gate.wording import percent
 from leakaudit.reports.cells import OBSERVED, attack_names, state_of, unjudged_by
 from leakaudit.reports.charts import STATES, StepMark, step_chart
 from leakaudit.reports.escaping import plain
-from leakaudit.reports.pictures import LOSS_ROOM, group_chart, groups_of, loss_panel
+from leakaudit.reports.panels import Places, panels
+from leakaudit.reports.pictures import group_chart, groups_of
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.section import MOST_ROWS, Section
+from leakaudit.reports.told_by import in_words, told_by, told_by_chart
 from leakaudit.results.recovery import Severity, amount, is_silent, join, severity
 from leakaudit.results.schema import Attempt, Results, Score, StepRecord
 from leakaudit.results.wording import counted
@@ -36,6 +38,8 @@ class _Step:
     """Share of the text, or of the labels, that the best attack recovered; None if there is no number."""
     loss: float | None
     """Loss of the batch; None if the results do not hold it."""
+    rate: float | None
+    """Learning rate; None if the results do not hold it."""
     states: tuple[str, ...]
     """State of each attack, in the order of the battery."""
 
@@ -57,6 +61,8 @@ def section(redacted: RedactedResult) -> Section:
     lead = _lead([step for step in usable if step.id not in silent | nobody], by_step, aside)
     drawn = len(usable) > 1 and attacks
     gap = f"A dotted upright line is a step without a number for the {measured}, which is not the same as 0%."
+    told, untold = told_by(results)
+    source = in_words(told, untold) if told else ""
     return Section(
         "steps",
         "Step by step",
@@ -67,6 +73,11 @@ def section(redacted: RedactedResult) -> Section:
             "grouped": len(steps) > MOST_MARKS,
             "when": _when([s for s in usable if s.id not in silent | nobody], by_step),
             "with_loss": any(step.loss is not None for step in steps),
+            "with_rate": any(step.rate is not None for step in steps),
+            "rate": _constant_rate(steps),
+            "told": source,
+            "told_chart": told_by_chart(told, plain(source)) if told else None,
+            "told_rows": [(one.attack, name, percent(share)) for one in told for name, share in one.shares],
             "table": [_row(step) for step in steps][:MOST_ROWS],
             "cut": f"The first {MOST_ROWS} of {len(steps):,} steps; results.json has all of them."
             if len(steps) > MOST_ROWS
@@ -88,17 +99,31 @@ def _chart(steps: Sequence[_Step], attacks: Sequence[str], title: str, measured:
     names = [plain(name) for name in attacks]
     if len(steps) > MOST_MARKS:
         every = sorted(steps, key=lambda step: step.number)
-        found = [(s.number, dict(zip(names, s.states, strict=True)), s.share, s.loss) for s in every]
+        changes = not _constant_rate(steps)
+        found = [
+            (s.number, dict(zip(names, s.states, strict=True)), s.share, s.loss, s.rate if changes else None)
+            for s in every
+        ]
         return group_chart(groups_of(found), title, measured)
     marks = [StepMark(s.number, name, state) for s in steps for name, state in zip(names, s.states, strict=True)]
 
     def below(at: Callable[[int], float], width: float, y: float) -> tuple[str, float]:
         every = sorted(steps, key=lambda step: step.number)
-        places = [None if s.loss is None else (at(s.number), s.loss, s.loss) for s in every]
-        return loss_panel(places, width, y), LOSS_ROOM
+        losses: Places = [None if s.loss is None else (at(s.number), s.loss, s.loss) for s in every]
+        rates: Places = [None if s.rate is None else (at(s.number), s.rate, s.rate) for s in every]
+        return panels([("loss", losses), ("learning rate", [] if _constant_rate(steps) else rates)], width, y)
 
-    known = any(step.loss is not None for step in steps)
-    return step_chart(marks, [(s.number, s.share) for s in steps], title, measured, below if known else None)
+    return step_chart(marks, [(s.number, s.share) for s in steps], title, measured, below)
+
+
+def _constant_rate(steps: Sequence[_Step]) -> str:
+    """Return a sentence on the learning rate that every step had.
+
+    Empty if it changed, or if a step has none.
+    """
+    rates = {step.rate for step in steps}
+    one = next(iter(rates)) if len(rates) == 1 else None
+    return "" if one is None else f"The learning rate was {one:.3g} at every audited step."
 
 
 def _when(steps: Sequence[StepRecord], by_step: Mapping[str, Sequence[Attempt]]) -> str:
@@ -141,7 +166,8 @@ def _step(
     ]
     if silent:
         states = ["unverifiable" if state in _SEARCHED else state for state in states]
-    return _Step(step.step, step.phase, max(shares) if shares and not silent else None, step.loss, tuple(states))
+    share = max(shares) if shares and not silent else None
+    return _Step(step.step, step.phase, share, step.loss, step.learning_rate, tuple(states))
 
 
 def _state(attempts: Sequence[Attempt], *, unjudged: bool) -> str:
@@ -172,7 +198,8 @@ def _aside(silent: int, unjudged: int) -> str:
 def _row(step: _Step) -> dict[str, Any]:
     shown = "no number" if step.share is None else percent(step.share)
     loss = "no number" if step.loss is None else f"{step.loss:.4g}"
-    return {"step": step.number, "phase": step.phase, "share": shown, "loss": loss, "states": step.states}
+    rate = "no number" if step.rate is None else f"{step.rate:.4g}"
+    return {"step": step.number, "phase": step.phase, "share": shown, "loss": loss, "rate": rate, "states": step.states}
 
 
 def _text_share(attempt: Attempt) -> float | None:

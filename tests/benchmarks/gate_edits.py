@@ -36,7 +36,7 @@ def main() -> None:
         edits, said, fields = edits_of(found, step, asked.seed), Counter[Status](), set()
         with tempfile.TemporaryDirectory() as folder:
             for chosen, data in edits.many(asked.drawn) if asked.drawn else edits.singles():
-                verdict = verdict_of(Path(folder), resealed(data), found[1])
+                verdict = verdict_of(Path(folder), resealed(data, indent=1), found[1])
                 said[Status.ERROR if verdict is None else verdict.verdict] += 1
                 if verdict is not None and verdict.verdict is Status.PASS:
                     fields.add(" and ".join(edit.name.split(": ")[0] for edit in chosen))

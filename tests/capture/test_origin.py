@@ -31,7 +31,7 @@ def test_a_run_names_its_first_policy_and_the_files_that_it_made(
     os.utime(old, (1.0e9, 1.0e9))
     config = AuditConfig(
         out_dir=Path("audit"), attacks=(PluginSpec(name="llg"),), controls=0, schedule="inline", policy=policy,
-        artifacts=(old, new, Path("missing.bin")), data_name="notes-7",
+        artifacts=(old, new, Path("missing.bin")), data_name="notes-7", data_invented=True,
     )  # fmt: skip
     model, tokenizer = tiny.bert(), tiny.bert_tokenizer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -50,4 +50,5 @@ def test_a_run_names_its_first_policy_and_the_files_that_it_made(
     assert (
         "older than the run" in lacking["the artefact old.bin"] and "not there" in lacking["the artefact missing.bin"]
     )
+    assert found.subject.data_invented is True
     assert found.subject.data == "notes-7" and str(tmp_path) not in Path("audit/results.json").read_text()

@@ -77,11 +77,14 @@ def written(case: str) -> Data:
     return copy.deepcopy(to_json(FAILING[case][0]))
 
 
-def resealed(data: Any) -> str:
-    """Return the text of edited results whose digest fits again."""
+def resealed(data: Any, indent: int | None = None) -> str:
+    """Return the text of edited results whose digest fits again.
+
+    `results.json` has the indent 1.
+    """
     if isinstance(data, dict) and "digest" in data:
         data["digest"] = digest_of(data)
-    return json.dumps(data)
+    return json.dumps(data, indent=indent)
 
 
 def edits_of(found: Case, step: int, seed: int) -> Edits:

@@ -26,8 +26,12 @@ MOST_MB = 40.0
 BASE = {name_of(one) for one in PROJECT["dependencies"]}
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-OPTIONAL = {("leakaudit.history.export", "pyarrow"), ("leakaudit.notebook.frames", "pandas")}
-"""Imports of an extra by a room without torch, which says what to install."""
+OPTIONAL = {
+    ("leakaudit.history.export", "pyarrow"),
+    ("leakaudit.notebook.frames", "pandas"),
+    ("leakaudit.results.plain_rows", "msgspec"),
+}
+"""Imports of an extra by a room without torch, which says what to install or does without it."""
 
 NEED_AUDIT = (
     ["attacks"],
@@ -80,7 +84,7 @@ def test_the_table_of_parts_is_the_extra() -> None:
     assert not BASE & set(OF_AUDIT.values())
 
 
-@pytest.mark.parametrize("extra", sorted({*EXTRAS} - {"audit", "pandas", "parquet"}))
+@pytest.mark.parametrize("extra", sorted({*EXTRAS} - {"audit", "fast", "pandas", "parquet"}))
 def test_an_extra_of_an_audit_brings_the_audit(extra: str) -> None:
     """`pip install "leakaudit[flower]"` is enough."""
     assert "leakaudit[audit]" in EXTRAS[extra]

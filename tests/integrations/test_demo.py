@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit.reports.wording import BANNERS
+from leakaudit.reports.wording import banner
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import TextMode
 from tests.house.test_packaging import ROOT
@@ -35,7 +35,7 @@ def test_the_demo_shows_its_notes_unless_told_not_to(tmp_path: Path, masked: boo
     assert done.returncode == 0, done.stderr[-2000:]
     folder = tmp_path / "undefended"
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert BANNERS[TextMode.MASKED if masked else TextMode.FULL] in page
+    assert banner(TextMode.MASKED if masked else TextMode.FULL, invented=True) in page
     assert (PRINTED in done.stdout) is not masked
     found = load_results(folder)
     measured = {row.defense for row in found.utility} & {row.defense for row in found.prices}

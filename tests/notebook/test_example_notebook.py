@@ -27,7 +27,8 @@ def test_the_notebook_runs_and_shows_the_first_screen(tmp_path: Path) -> None:
     assert "FAIL" in _output(found, "load") and "text/html" in _output(found, "load")
     assert "FAIL" in _output(found, "verdict")
     assert "embedding-rows" in _output(found, "attempts") and "score_token_recall" in _output(found, "texts")
-    notes = [json.loads(line)["text"] for line in (NOTEBOOK.parent / "data" / "clinic_notes.jsonl").open()]
+    lines = (NOTEBOOK.parent / "data" / "clinic_notes.jsonl").read_text(encoding="utf-8").splitlines()
+    notes = [json.loads(line)["text"] for line in lines]
     assert not any(note in json.dumps(found) for note in notes)
 
 

@@ -51,7 +51,8 @@ def leaky(tmp_path: Path) -> LoadedAudit:
         label="iDLG", meaning="Guesses labels.", source="a paper", goal="labels", threat_model="a server"
     )
     found = results(steps, attempts)
-    named = found.catalogue.model_copy(update={"attacks": {"idlg": entry}})
+    others = {name: entry.model_copy(update={"label": name, "goal": "text"}) for name in ("span", "target-tokens")}
+    named = found.catalogue.model_copy(update={"attacks": {**others, "idlg": entry}})
     return leakaudit.load(written(tmp_path / "audit", changed(found, catalogue=named)))
 
 

@@ -52,7 +52,7 @@ def _timed() -> Results:
 
 def test_a_thousand_steps_are_columns_in_which_every_leak_is_seen() -> None:
     """One leak among a thousand steps is red, in the column of its step."""
-    every = [(i, {"span": "text leaked" if i == 500 else "no leak event"}, 0.1, 1.0) for i in range(1000)]
+    every = [(i, {"span": "text leaked" if i == 500 else "no leak event"}, 0.1, 1.0, None) for i in range(1000)]
     groups = groups_of(every)
     assert len(groups) <= 60 and sum(sum(one.states["span"].values()) for one in groups) == 1000
     chart = group_chart(groups, "t", "share of the text")
@@ -199,7 +199,7 @@ def test_a_class_of_personal_data_is_found_by_its_form(text: str, found: list[st
 def test_every_colour_of_the_pictures_has_a_dark_one_and_markup_stays_text() -> None:
     """Names come from outside."""
     evil = '"><script>&'
-    every = [(i, {evil: state}, None, 1.0) for i, state in enumerate(("error", "text leaked", "no leak event"))]
+    every = [(i, {evil: state}, None, 1.0, None) for i, state in enumerate(("error", "text leaked", "no leak event"))]
     chart = group_chart(groups_of(every), evil, evil)
     chart += distribution_chart([Column(evil, 1, "unsure")], evil, evil)
     chart += seconds_chart([Curve(evil, (1.0,), 2, 2.0, "words leaked", cut=False)], evil)

@@ -18,6 +18,7 @@ from leakaudit.cli import main
 from leakaudit.gate.imported import load_imported
 from leakaudit.reports import bundle
 from leakaudit.reports.bundle_check import Checked, check_bundle
+from leakaudit.reports.wording import INVENTED
 from leakaudit.results.binding import SUBJECT
 from leakaudit.results.files import digest_of, to_json, with_digest
 from leakaudit.results.schema import Results
@@ -188,6 +189,20 @@ def full_run(folder: Path) -> Path:
     filled(folder, with_digest(found))
     (folder / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
     return folder
+
+
+def test_a_bundle_of_invented_text_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the zip stays that of a bundle with text."""
+    monkeypatch.delenv("CI", raising=False)
+    found, entries = audited()
+    made_up = found.subject.model_copy(update={"data_invented": True})
+    folder = tmp_path / "run"
+    filled(folder, with_digest(found.model_copy(update={"subject": made_up})))
+    (folder / "journal.jsonl").write_text("".join(entry.model_dump_json() + "\n" for entry in entries))
+    file = written(folder, "--text", "full", *AT)
+    held = content(file)
+    assert "FULL-TEXT" in file.name and INVENTED in held["README.md"].decode()
+    assert not [name for name, text in held.items() if b"REAL TRAINING TEXT" in text]
 
 
 def test_training_text_is_named_as_such_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

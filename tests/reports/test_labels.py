@@ -23,7 +23,9 @@ def _context(redacted: RedactedResult) -> Mapping[str, Any]:
     return found.context
 
 
-def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> RedactedResult:
+def _shown(
+    mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75), names: tuple[str, ...] | None = NAMES
+) -> RedactedResult:
     """Return an audit with two label attacks, the second right in step 0 only."""
     attempts, entries = [], []
     for number in range(len(accuracy)):
@@ -33,8 +35,8 @@ def _shown(mode: TextMode, accuracy: tuple[float, ...] = (1.0, 0.75)) -> Redacte
         counts = ((1, 3, 0), (1, 3, 0)) if accuracy[number] == 1.0 else ((1, 3, 0), (2, 2, 0))
         attempts += [one, granted]
         entries += [
-            journal_entry(one, counts=((1, 3, 0), (1, 3, 0)), names=NAMES),
-            journal_entry(granted, counts=counts, names=NAMES),
+            journal_entry(one, counts=((1, 3, 0), (1, 3, 0)), names=names),
+            journal_entry(granted, counts=counts, names=names),
         ]
     if mode is TextMode.FULL:  # which is refused where there is no text to show
         text = attempt(0, leaks=True)
@@ -88,6 +90,15 @@ def test_labels_of_a_batch_of_unknown_size_are_said_to_be_so(leaks: bool, known:
     found = results([step(0)], [done.model_copy(update={"facts": {"batch_size_known": known}})])
     shown = redact(found, [], gate.evaluate(found, policy(), now=NOW), environ={})
     assert [row["exact"] for row in _context(shown)["rows"]] == [expected]
+
+
+def test_letters_in_place_of_classes_are_explained() -> None:
+    """A journal holds no names, because an audit keeps none."""
+    said = "Letters stand for the classes, the most frequent first: the audit keeps no names."
+    lettered = _context(_shown(TextMode.FULL, names=None))
+    assert [row[0] for row in lettered["counts"][0]["rows"]] == ["class A", "class B", "class C"]
+    assert said in lettered["lead"] and said not in _context(_shown(TextMode.FULL))["lead"]
+    assert said not in _context(_shown(TextMode.MASKED, names=None))["lead"]
 
 
 @pytest.mark.parametrize("mode", [TextMode.HASH, TextMode.MASKED])

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from leakaudit.gate.wording import at_most
 from leakaudit.reports import redact
-from leakaudit.reports.cells import cell_for
+from leakaudit.reports.cells import cell_for, cell_of
 from leakaudit.reports.comparison import compare, outcomes
 from leakaudit.reports.header import facts
 from leakaudit.reports.terminal import print_audit
@@ -94,3 +94,16 @@ def test_the_first_screen_names_the_kind_of_each_positive_control() -> None:
     kinds = [control.kind for control in verdict.controls if control.name == "positive"]
     assert kinds and all(f"{kind} 1/3" in shown.value for kind in kinds)
     assert "negative 0/3" in shown.value and "positive" not in shown.value + shown.note
+
+
+def test_a_cell_counts_the_leak_that_it_names() -> None:
+    """Labels of eleven other steps are not texts of twenty."""
+    found = results(
+        [step(i) for i in range(24)],
+        [one for i in range(24) for one in (attempt(i, leaks=i < 9), attempt(i, "llg", kind="labels", leaks=i < 20))],
+    )
+    every = cell_of(found, found.attempts, "none", whole=True)
+    assert (every.word, every.count, every.bound) == ("text", "9/24", "≥ 21.1%")
+    assert every.steps == ("9 of 24 steps", "in 11 other steps less came back")
+    labels = cell_for(found, "llg", "none")
+    assert (labels.word, labels.count, labels.steps) == ("labels", "20/24", ("20 of 24 steps",))

@@ -33,7 +33,7 @@ from leakaudit.reports.escaping import plain, visible
 from leakaudit.reports.page import style
 from leakaudit.reports.redaction import RedactedResult
 from leakaudit.reports.strips import strip_in_words, strip_runs
-from leakaudit.reports.wording import BANNERS
+from leakaudit.reports.wording import BANNERS, INVENTED, banner
 from leakaudit.results import schema as scores
 from leakaudit.results.files import to_json
 from leakaudit.results.journal import JournalEntry
@@ -131,7 +131,9 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
     entries: list[JournalEntry] = []
     for i in range(4):
         for defense in ("none", "prune", text):
-            done = attempt(i, "span", defense, leaks=i % 2 == 0 and defense == "none")
+            done = attempt(
+                i, "span", defense, leaks=i % 2 == 0 and defense == "none", told_by={text: 0.75, "other": 0.25}
+            )
             attempts.append(done)
             entries.append(journal_entry(done, [text, "and", text], [text, "or", text]))
         labels = attempt(i, "llg", kind="labels", leaks=True)
@@ -141,7 +143,10 @@ def rich_audit(text: str = "ordinary") -> tuple[Results, list[JournalEntry]]:
         attempts.append(attempt(i, "tag", status=AttemptStatus.ERROR, reason=text))
         attempts.append(attempt(i, "late", status=AttemptStatus.BUDGET_EXHAUSTED, reason=text))
     found = results(
-        [step(i, shipped=text) for i in range(4)],
+        [
+            step(i, shipped=text).model_copy(update={"loss": 1.5 - i / 4, "learning_rate": 2e-4 / (i + 1)})
+            for i in range(4)
+        ],
         attempts,
         subject=Subject(
             model=text,
@@ -365,7 +370,7 @@ def test_the_states_of_a_cell_have_a_word_and_a_pattern_each() -> None:
         "not needed",
         "not judged",
     ]
-    sheet = style(TextMode.MASKED)
+    sheet = style(BANNERS[TextMode.MASKED])
     for css, state in cells:
         assert css == state.replace(",", "").replace(" ", "-")
         assert f".s-{css}" in sheet
@@ -602,7 +607,25 @@ def test_the_handling_banner_is_on_the_page_and_on_every_printed_one(mode: TextM
     """On screen first, on paper in the margin."""
     page = render_html(shown(mode))
     assert BANNERS[mode] in page.partition("<main>")[0]
-    assert f'@top-center {{ content: "{BANNERS[mode].partition(":")[0]}"' in style(mode)
+    assert f'@top-center {{ content: "{BANNERS[mode].partition(":")[0]}"' in style(BANNERS[mode])
+
+
+@pytest.mark.parametrize("mode", list(TextMode))
+def test_invented_text_is_not_called_real(mode: TextMode) -> None:
+    """If the owner says so; other modes show no text and say the same as ever."""
+    found, entries = rich_audit("ordinary")
+    invented = found.model_copy(update={"subject": found.subject.model_copy(update={"data_invented": True})})
+    verdict = gate.evaluate(invented, policy(), now=NOW)
+    page = render_html(redact(invented, entries, verdict, mode, allow_full=True, environ={}))
+    said = INVENTED if mode is TextMode.FULL else BANNERS[mode]
+    assert banner(mode, False) == BANNERS[mode] and banner(mode, True) == said
+    assert '<div class="banner full"' not in page and ('<div class="banner full"' in render_html(shown(mode))) is (
+        mode is TextMode.FULL
+    )
+    assert page.count(said) == 2 and ("REAL TRAINING TEXT" in page) is False
+    assert f'@top-center{{content:"{said.partition(":")[0]}"' in page
+    assert ("Treat it like the training data" in render_html(shown(mode))) is (mode is TextMode.FULL)
+    assert "Treat it like the training data" not in page
 
 
 def luminance(colour: str) -> float:
@@ -615,7 +638,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_text_can_be_read_in_both_colour_schemes(scheme: int) -> None:
     """Contrast of at least 4.5 for every text colour on every ground it stands on."""
-    blocks = re.findall(r":root \{([^}]*)\}", style(TextMode.FULL))
+    blocks = re.findall(r":root \{([^}]*)\}", style(BANNERS[TextMode.FULL]))
     colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", blocks[scheme]))
     grounds = {
         name: ("paper", "soft") for name in ("ink", "muted", "leak", "words", "labels", "clean", "late", "crash")
@@ -637,7 +660,7 @@ def test_text_can_be_read_in_both_colour_schemes(scheme: int) -> None:
 
 def test_every_colour_of_the_charts_has_a_dark_one() -> None:
     """The style sheet replaces colours by value, so it must know each."""
-    sheet = style(TextMode.MASKED)
+    sheet = style(BANNERS[TextMode.MASKED])
     for colour in COLOURS:
         assert f'svg [fill="{colour}"]' in sheet and f'svg [stroke="{colour}"]' in sheet
     bars = [RateBar("none", 0.5, 0.2, 0.8, "3 of 6", "leak"), RateBar("prune", 0.0, None, None, "0 of 1", "clean")]

@@ -114,6 +114,6 @@ def test_a_narrow_screen_shows_the_verdict_and_says_where_it_is_cut() -> None:
     """Nothing is hidden; what is wider than the screen scrolls and says so."""
     found = audit(0, 60)
     page = html.unescape(render_html(redact(found, [], judge(found, RED_LINE))))
-    narrow = page.partition("@media (max-width: 28rem)")[2].partition("@media")[0]
-    assert "display: none" not in narrow and "overflow-x: auto" in narrow
-    assert "Scroll sideways" in page.partition("@media (max-width: 40rem)")[2].partition("@media")[0]
+    narrow = page.partition("@media (max-width:28rem)")[2].partition("@media")[0]
+    assert "display:none" not in narrow and "overflow-x:auto" in narrow
+    assert "Scroll sideways" in page.partition("@media (max-width:40rem)")[2].partition("@media")[0]

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from leakaudit import registry
 from leakaudit.audit.scoring.score import score
 from leakaudit.gate import evaluate as gate
 from leakaudit.gate import events
 from leakaudit.gate.verdict import Status
+from leakaudit.plugins.catalogue import catalogue
 from leakaudit.plugins.metric_protocol import Guess
 from leakaudit.results import former_keys
 from leakaudit.results import schema as scores
@@ -374,3 +376,17 @@ def test_the_scoring_names_the_events_that_its_scores_show(found: Found) -> None
     shown = {name for name, yes in shown_events(done).items() if yes}
     made = set(scored.events)
     assert shown == made
+
+
+def test_every_attack_of_the_battery_is_described_or_none() -> None:
+    """Without a description an attack seems to have no limit at D."""
+    found = audit(0, 60)
+    names = found.run.battery.attacks
+    whole = catalogue([(name, registry.attacks[name]) for name in names], [], []).attacks
+    described = found.catalogue.model_copy(update={"attacks": whole})
+    assert not contradictions(changed(found, catalogue=described))
+    cut = described.model_copy(
+        update={"attacks": {name: whole[name] for name in names[1:]} or {"other": whole[names[0]]}}
+    )
+    said = f"the catalogue does not describe the attack {names[0]!r} of the battery"
+    assert said in contradictions(changed(found, catalogue=cut))

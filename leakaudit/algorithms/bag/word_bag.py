@@ -129,6 +129,26 @@ def word_bag(seen: Observation, false_rows: float = FALSE_ROWS) -> Bag:
     return _with_counts(_bag(seen, found.named, found.evidence, longest, "unlike the softmax"), target_counts(seen))
 
 
+def told_by(seen: Observation, bag: Bag, false_rows: float = FALSE_ROWS) -> dict[str, float]:
+    """Return parameter name -> share of the named tokens that its rows told.
+
+    A token is told by the word embedding if its row moved, else by the head, whose rows also name tokens that were only predicted.
+
+    Args:
+        seen: what the bag was read from.
+        bag: the named tokens.
+        false_rows: as for `word_bag`.
+    """
+    table = str(word_embedding(seen.model))
+    if not len(bag):
+        return {}
+    if _is_tied(seen):
+        return {table: 1.0}
+    touched, _ = touched_rows(seen, false_rows)
+    share = float(touched.cpu()[bag.tokens].double().mean())
+    return {table: 1.0} if share == 1.0 else {table: share, find_token_head(seen)[1]: 1.0 - share}
+
+
 def _of_untied(seen: Observation, false_rows: float, longest: int | None) -> Bag:
     """Return the bag of a word embedding that is not shared with a head."""
     touched, noise = touched_rows(seen, false_rows)

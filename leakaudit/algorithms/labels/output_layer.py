@@ -160,6 +160,18 @@ def logit_gradient(seen: Observation, layer: OutputLayer, neutral: Neutral) -> T
     return (1 - weight) * bias + weight * projected
 
 
+def logits_told_by(seen: Observation, layer: OutputLayer) -> dict[str, float]:
+    """Return the parameter from which `logit_gradient` reads, with the share 1.
+
+    Empty if it reads several.
+    """
+    if _sizes_are_lost(seen, layer):
+        return {}
+    if layer.bias is None or bias_gradient(seen, layer) is None:
+        return {layer.weight: 1.0}
+    return {layer.bias: 1.0} if seen.noise_level.of(layer.bias) == 0.0 else {}
+
+
 def _sizes_are_lost(seen: Observation, layer: OutputLayer) -> bool:
     """Return whether the output layer's own entries do not tell the gradient's size."""
     own = layer.weight if layer.bias is None else layer.bias

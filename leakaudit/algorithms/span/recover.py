@@ -25,7 +25,7 @@ from leakaudit.algorithms.span.readers import (
     lora,
     noisy,
 )
-from leakaudit.algorithms.span.subspace import span_of, stacked_update
+from leakaudit.algorithms.span.subspace import span_of, stacked_update, told_by
 from leakaudit.client.observation import Observation
 from leakaudit.errors import AnatomyError
 from leakaudit.models.structure import Anatomy, anatomy_of, input_stage_of
@@ -128,7 +128,10 @@ def recover(
     found = _read(problem)
     diagnostics = {"rank": float(problem.basis.rank), "gap": problem.basis.gap, "hidden": float(problem.anatomy.hidden)}
     return replace(
-        found, diagnostics={**diagnostics, **found.diagnostics}, stop="budget" if budget.exhausted() else found.stop
+        found,
+        diagnostics={**diagnostics, **found.diagnostics},
+        stop="budget" if budget.exhausted() else found.stop,
+        told_by=told_by(seen.update, problem.anatomy, problem.basis) if problem.has_exact_span else {},
     )
 
 

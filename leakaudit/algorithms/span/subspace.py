@@ -79,20 +79,42 @@ def stacked_update(update: Mapping[str, Tensor], anatomy: Anatomy) -> Tensor:
         update: parameter name -> update.
         anatomy: the layers, with their adapters.
     """
-    rows = []
-    for projection in anatomy.projections:
-        if projection.weight in update:
-            gradient = projection.by_output(update[projection.weight]).double()
-            norm = gradient.norm()
-            if norm > 0:
-                rows.append(gradient / norm)
-    for adapter in anatomy.adapters:
-        if adapter.down.weight in update and bool(update[adapter.down.weight].any()):
-            gradient = adapter.down.by_output(update[adapter.down.weight]).double()
-            rows.append(gradient / gradient.norm())
+    rows = [gradient for _, gradient in _scaled(update, anatomy)]
     if not rows:
         return torch.zeros(0, anatomy.hidden, dtype=torch.float64)
     return torch.cat(rows)
+
+
+def told_by(update: Mapping[str, Tensor], anatomy: Anatomy, basis: Basis) -> dict[str, float]:
+    """Return parameter name -> its share of the span; the shares sum to 1.
+
+    A direction's squared singular value is the sum of what the layers' rows have of it. A layer's share of the direction is its part of that
+    sum, and its share of the span is the mean over the directions, because the test needs every direction alike. Own derivation. Several
+    projections within one parameter are added up.
+
+    Args:
+        update: parameter name -> update.
+        anatomy: the layers, with their adapters.
+        basis: the span of the stacked update.
+
+    Returns:
+        Shares; empty for a span without a direction.
+    """
+    parts = [(name, (gradient @ basis.vectors.T).square().sum(dim=0)) for name, gradient in _scaled(update, anatomy)]
+    if not basis.rank or not parts:
+        return {}
+    total = torch.stack([energy for _, energy in parts]).sum(dim=0)  # (R,)
+    found: dict[str, float] = {}
+    for name, energy in parts:
+        found[name] = found.get(name, 0.0) + float((energy / total.clamp_min(1e-300)).mean())
+    return found
+
+
+def _scaled(update: Mapping[str, Tensor], anatomy: Anatomy) -> list[tuple[str, Tensor]]:
+    """Return name and (out, D) float64 of each layer, at Frobenius norm 1."""
+    layers = [*anatomy.projections, *(adapter.down for adapter in anatomy.adapters)]
+    found = [(one.weight, one.by_output(update[one.weight]).double()) for one in layers if one.weight in update]
+    return [(name, gradient / norm) for name, gradient in found if (norm := gradient.norm()) > 0]
 
 
 def span_of(stacked: Tensor, margin: int = FULL_RANK_MARGIN) -> Basis:
