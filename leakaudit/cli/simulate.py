@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
-from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
+from leakaudit.cli.battery import BatteryOption, battery_of_data, membership_of, specs_of, with_options
 from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
 from leakaudit.cli.grouped_help import GroupedCommand
@@ -262,9 +262,7 @@ def _overrides(given: Mapping[str, Any], base: AuditConfig) -> dict[str, Any]:
     found["attacks"] = [spec.model_dump() for spec in with_options(attacks, given["attack_options"])]
     found["defenses"] = [spec.model_dump() for spec in with_options(defenses, given["defense_options"])]
     if given.get("nonmembers") is not None:
-        kept = {} if base.membership is None else base.membership.model_dump(mode="json", exclude_unset=True)
-        fields = {key: given[key] for key in ("text_field", "label_field")}
-        found["membership"] = fields | kept | {"nonmembers": str(given["nonmembers"])}
+        found["membership"] = membership_of(given, base.membership)
     if found.get("text") == "full":
         found["allow_full"] = True
     if given["seeds"] or _was_given("seed") or "seed" not in base.model_fields_set:
