@@ -23,7 +23,6 @@ def specs_of(text: str) -> tuple[PluginSpec, ...]:
         ConfigError: the brackets do not close, or the list is empty.
     """
     from leakaudit.config.audit import PluginSpec
-    from leakaudit.config.membership import MembershipConfig
 
     parts, depth, current = [], 0, ""
     for letter in text:
