@@ -11,6 +11,7 @@ from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.reports.escaping import plain
 from leakaudit.reports.frontier import command_for, way_out
 from leakaudit.reports.wording import date_and_time, listed
+from leakaudit.results.conformance import CONTRADICTED
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -41,6 +42,7 @@ def _actions(results: Results, verdict: Verdict) -> Iterator[Action]:
         yield Action("Repair the evidence", verdict.problems[0] if verdict.problems else verdict.sentence)
         yield Action("Judge again", "After the repair, run the gate on the same folder.", "leakaudit gate RUN")
         return
+    yield from _claim(results)
     is_open = verdict.verdict is Status.INCONCLUSIVE
     if not is_open:
         yield _ship(results, verdict)
@@ -53,6 +55,15 @@ def _actions(results: Results, verdict: Verdict) -> Iterator[Action]:
     if verdict.verdict is not Status.PASS and verdict.alternatives and not results.utility:
         text = "What the tested defences cost the model was not measured. This measures it:"
         yield Action("Measure the price", text, plain(command_for(results)))
+
+
+def _claim(results: Results) -> Iterator[Action]:
+    """Return that the claimed epsilon does not hold for what the run does."""
+    wrong = results.conformance.contradicted if results.conformance else ()
+    if wrong:
+        text = f"{CONTRADICTED}: {wrong[0].sentence}"
+        more = f" {counted(len(wrong) - 1, 'more contradiction')} in the section on epsilon." if wrong[1:] else ""
+        yield Action("Mend the privacy mechanism, then train again", text + more)
 
 
 def _ship(results: Results, verdict: Verdict) -> Action:

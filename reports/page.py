@@ -192,6 +192,6 @@ def _rendered(section: Section) -> dict[str, Any]:
         "anchor": section.anchor,
         "title": section.title,
         "heading": section.heading or section.title,
-        "folded": section.anchor in _FOLDED,
+        "folded": section.anchor in _FOLDED and not section.urgent,
         "body": Markup(template.render(section.context)),
     }

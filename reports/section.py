@@ -25,3 +25,5 @@ class Section:
     """Variables of the template, by name."""
     heading: str = ""
     """Heading above the section; if it is empty, the title is used."""
+    urgent: bool = False
+    """Whether it stays open where other sections are closed, because it holds a finding."""

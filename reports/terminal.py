@@ -23,6 +23,7 @@ from leakaudit.reports.redaction import RedactedResult, redact
 from leakaudit.reports.verdict_screen import new_console, print_verdict
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.canaries import bounded, strongest
+from leakaudit.results.conformance import in_words as conformance_in_words
 from leakaudit.results.files import load_results
 from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
@@ -69,6 +70,9 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
     if attack_names(redacted.results):
         console.print()
         _print_matrix(redacted.results, console)
+    if redacted.results.conformance is not None:
+        console.print()
+        console.print(Text(plain(f"privacy mechanism: {conformance_in_words(redacted.results.conformance)}")))
     if (worst := strongest(redacted.results.canaries)) is not None:
         console.print()
         console.print(Text(plain(f"secrets under {worst.defense}: {bounded(worst)}")))

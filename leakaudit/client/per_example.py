@@ -47,26 +47,36 @@ class ExampleClipping:
     def clip(self, example: Mapping[str, Tensor]) -> None:
         """Clip the gradient of one example in place.
 
-        Source: Abadi et al. 2016, Algorithm 1.
-
         Args:
             example: parameter name -> gradient, in the order of the shared parameters.
 
         Raises:
-            SnapshotError: it has another number of parameters than there are bounds.
+            SnapshotError: as for `factors`.
         """
-        norms = [gradient.norm() for gradient in example.values()]
-        if not self.bounds:
-            factors = [_factor(self.bound, torch.stack(norms).norm())] * len(norms)
-        elif len(self.bounds) == len(norms):
-            factors = [_factor(bound, norm) for bound, norm in zip(self.bounds, norms, strict=True)]
-        else:
-            raise SnapshotError(f"{len(self.bounds)} clipping bounds were declared for {len(norms)} trained parameters")
+        factors = self.factors([gradient.norm() for gradient in example.values()])
         for gradient, factor in zip(example.values(), factors, strict=True):
             gradient.mul_(factor)
 
+    def factors(self, norms: Sequence[Tensor]) -> list[float]:
+        """Return the factor of each parameter's gradient.
 
-def _factor(bound: float, norm: Tensor) -> float:
+        Source: Abadi et al. 2016, Algorithm 1.
+
+        Args:
+            norms: L2 norm of the gradient of one example, for each shared parameter in their order.
+
+        Raises:
+            SnapshotError: there is another number of parameters than there are bounds.
+        """
+        if not self.bounds:
+            return [clipping_factor(self.bound, torch.stack(list(norms)).norm())] * len(norms)
+        if len(self.bounds) != len(norms):
+            raise SnapshotError(f"{len(self.bounds)} clipping bounds were declared for {len(norms)} trained parameters")
+        return [clipping_factor(bound, norm) for bound, norm in zip(self.bounds, norms, strict=True)]
+
+
+def clipping_factor(bound: float, norm: Tensor) -> float:
+    """Return the factor that shortens a vector of a norm to a bound; 1 for a shorter one."""
     return float((bound / (norm + NORM_FLOOR)).clamp(max=1.0))
 
 

@@ -52,6 +52,11 @@ class ClipNoise(Defense):
         if self.unit is not None and not 0 < self.unit < math.inf:
             raise ValueError(f"unit must be above 0 and finite, got {self.unit}")
 
+    @property
+    def message_multiplier(self) -> float | None:
+        """Sigma over the bound; None without a bound."""
+        return None if self.bound == math.inf else self.sigma / self.bound
+
     def prepared(self, clean: Update, unit: float) -> Self:
         """Return the defence with the unit of the update filled in."""
         return replace(self, unit=unit) if self.unit is None else self

@@ -153,6 +153,14 @@ class Defense(Protocol):
         """
         return None
 
+    @property
+    def message_multiplier(self) -> float | None:
+        """Standard deviation of its noise divided by the bound of one whole message.
+
+        None if it bounds no message, or adds no Gaussian noise.
+        """
+        return None
+
     def sent_bytes(self, sent: Update) -> float:
         """Return the size of an update in its smallest usual form, in bytes.
 

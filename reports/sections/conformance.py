@@ -22,7 +22,7 @@ def section(redacted: RedactedResult) -> Section | None:
         "rows": [_row(one) for one in found.checks[:MOST_ROWS]],
         "left_out": found.left_out[:MOST_ROWS],
     }
-    return Section("conformance", "Does the run do what its epsilon assumes?", facts)
+    return Section("conformance", "Does the run do what its epsilon assumes?", facts, urgent=bool(found.contradicted))
 
 
 def _row(one: ConformanceCheck) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from leakaudit.audit.conformance.assumptions import composition, sampling
 from leakaudit.audit.conformance.judge import FAMILIES, LEVEL, judge
-from leakaudit.audit.conformance.measure import Measurement, measure
+from leakaudit.audit.conformance.measure import measure
 from leakaudit.audit.conformance.measured import StepMeasured
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.step import ClientStep
@@ -22,7 +23,7 @@ from tests.support.pair import pair
 
 pytest.importorskip("opacus")
 
-from tests.benchmarks.conformance import CORRECT, MISTAKES, checks
+from tests.benchmarks.conformance import CORRECT, MISTAKES, TEXTS, checks, noisy_steps
 
 SAID = {
     "no noise on one layer": ("noise", "No noise is on bert.encoder.layer.1.output.dense.weight."),
@@ -73,41 +74,6 @@ def test_a_correct_training_is_not_accused(name: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ steps made by hand
-TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
-"""Four short texts of the tiny tokenizer."""
-
-
-def noisy_steps(
-    count: int, *, processes: int = 1, factor: float = 1.0, seed: int = 0, same: bool = False
-) -> list[Measurement]:
-    """Return measured steps of a client that adds declared Gaussian noise.
-
-    Args:
-        count: number of steps.
-        processes: over which the update is a mean.
-        factor: of the noise.
-        seed: of the noise.
-        same: whether all steps have the same noise.
-    """
-    client = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TEXTS, [0, 1, 1, 0])
-    knobs: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 0.05, "processes": processes}
-    declared = DeclaredDefense(name="dp-sgd", parameters=knobs)
-    facts = client.facts.model_copy(update={"defenses": (declared,)})
-    recipe = client.recipe.model_copy(update={"processes": processes})
-    step = ClientStep(client.model, client.truth, recipe, facts)
-    plugin = declared.known()
-    clean = plugin.expected(step, step.update(), {}, 0.0)
-    found = []
-    for number in range(count):
-        rng = torch.Generator().manual_seed(seed if same else seed * 1_000 + number)
-        level = factor * plugin.added_noise(step, clean)
-        sent = {name: value + level * torch.randn(value.shape, generator=rng) for name, value in clean.items()}
-        one = measure(f"st-{number:06d}", step, sent)
-        assert one is not None
-        found.append(one)
-    return found
-
-
 def test_noise_of_ranks_with_one_seed_is_named() -> None:
     """Two ranks that draw the same share give sqrt(2) of the noise. Wrong: no cause."""
     found = contradicted(judge(noisy_steps(3, processes=2, factor=2**0.5)))
@@ -200,6 +166,14 @@ def test_an_accountant_with_more_noise_than_the_run_is_contradicted() -> None:
     """Wrong: an accountant of multiplier 2 beside updates of 1."""
     (found,) = composition([stated(noise_multiplier=2.0)], 100, 1.0)
     assert found.outcome == "contradicted" and "the run declares 1" in found.sentence
+
+
+@pytest.mark.parametrize(("epsilon", "outcome"), [(5.0, "not contradicted"), (20.0, "contradicted")])
+def test_the_classical_formula_of_a_message_is_compared_with_its_noise(epsilon: float, outcome: str) -> None:
+    """Flower's `LocalDpMod` uses it for every epsilon; it is proven below 1 only. Wrong: epsilon 20 for noise that has 25."""
+    multiplier = (2 * math.log(1.25 / 1e-5)) ** 0.5 / epsilon
+    (found,) = composition([stated(epsilon=epsilon, covers="message", steps=None)], 100, None, multiplier)
+    assert found.outcome == outcome and "one message" in found.sentence
 
 
 def test_without_an_epsilon_nothing_is_composed() -> None:

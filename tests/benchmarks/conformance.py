@@ -8,19 +8,32 @@ python -m tests.benchmarks.conformance level --audits 200
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import math
+import resource
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from leakaudit.audit.conformance.judge import judge
+from leakaudit.audit.conformance.assumptions import composition
+from leakaudit.audit.conformance.judge import LEVEL, judge
 from leakaudit.audit.conformance.measure import Measurement, measure
+from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.step import ClientStep
 from leakaudit.results.conformance import ConformanceCheck
+from leakaudit.results.schema import Privacy
 from tests.support import private_training as private
+from tests.support import tiny
 
 Mistake = Callable[[Any, nn.Module], None]
 
@@ -70,15 +83,108 @@ def _lines(found: tuple[ConformanceCheck, ...], *, every: bool) -> Iterator[str]
             yield f"    {one.about}: {one.outcome}: {one.sentence}"
 
 
+TEXTS = ["the old dog", "a cat chased the dog .", "the cat", "an old old cat ."]
+"""Four short texts of the tiny tokenizer."""
+
+
+def _private_step(client: ClientStep, knobs: dict[str, Any]) -> tuple[ClientStep, Mapping[str, Tensor], float]:
+    """Return a step that declares DP-SGD, its update without noise, and the level of the noise."""
+    declared = DeclaredDefense(name="dp-sgd", parameters={"noise_multiplier": 1.0, "max_grad_norm": 1.0, **knobs})
+    step = replace(client, facts=client.facts.model_copy(update={"defenses": (declared,)}))
+    plugin = declared.known()
+    clean = plugin.expected(step, step.update(), {}, 0.0)
+    return step, clean, plugin.added_noise(step, clean)
+
+
+def noisy_steps(
+    count: int, *, processes: int = 1, factor: float = 1.0, seed: int = 0, same: bool = False
+) -> list[Measurement]:
+    """Return measured steps of a client that adds declared Gaussian noise.
+
+    Args:
+        count: number of steps.
+        processes: over which the update is a mean.
+        factor: of the noise.
+        seed: of the noise.
+        same: whether all steps have the same noise.
+    """
+    client = tiny.client_step(tiny.bert(), tiny.bert_tokenizer(), TEXTS, [0, 1, 1, 0])
+    recipe = client.recipe.model_copy(update={"processes": processes})
+    knobs = {"max_grad_norm": private.BOUND, "processes": processes}
+    step, clean, sigma = _private_step(replace(client, recipe=recipe), knobs)
+    found = []
+    for number in range(count):
+        rng = torch.Generator().manual_seed(seed if same else seed * 1_000 + number)
+        level = factor * sigma
+        sent = {name: value + level * torch.randn(value.shape, generator=rng) for name, value in clean.items()}
+        one = measure(f"st-{number:06d}", step, sent)
+        assert one is not None
+        found.append(one)
+    return found
+
+
+def level(audits: int) -> Iterator[str]:
+    """Yield how many audits of a correct mechanism are contradicted; three steps each, noise drawn anew."""
+    wrong: Counter[str] = Counter()
+    accused = 0
+    for number in range(audits):
+        found = judge(noisy_steps(3, seed=number))
+        bad = [one.about for one in found if one.outcome == "contradicted"]
+        wrong.update(bad)
+        accused += bool(bad)
+    limit = int(stats.binom.isf(0.05, audits, LEVEL))
+    yield f"{accused} of {audits} audits contradicted, {dict(wrong)}; stated: at most {LEVEL:.0%} of all, so up to {limit} in 95 of 100 cases"
+
+
+def messages() -> Iterator[str]:
+    """Yield the least epsilon of one message under the classical formula.
+
+    It is the formula of Flower's `LocalDpMod` (flwr 1.42, common/differential_privacy.py): sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon.
+    """
+    delta = 1e-5
+    for epsilon in (0.5, 1.0, 2.0, 5.0, 8.0, 10.0, 20.0, 50.0):
+        multiplier = (2 * math.log(1.25 / delta)) ** 0.5 / epsilon
+        told = Privacy(epsilon=epsilon, delta=delta, covers="message", accountant="flower localdp, per message")
+        (found,) = composition([told], None, None, multiplier)
+        yield f"| {epsilon:g} | {multiplier:.3f} | {found.observed:.2f} | {found.outcome} |"
+
+
+def cost(model: str, data: Path, sizes: tuple[int, ...] = (4, 8, 16)) -> Iterator[str]:
+    """Yield the processor seconds and the memory of one measured step of a classifier, best of three."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    torch.manual_seed(0)
+    made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    lines = data.read_text(encoding="utf-8").splitlines()[: max(sizes)]
+    rows = [json.loads(line) for line in lines]
+    yield f"{sum(p.numel() for p in made.parameters()):,} parameters, {torch.get_num_threads()} thread"
+    for size in sizes:
+        texts, labels = [row["text"] for row in rows[:size]], [row["label"] for row in rows[:size]]
+        step, clean, level = _private_step(tiny.client_step(made, tokenizer, texts, labels), {})
+        sent = {name: value + level * torch.randn_like(value) for name, value in clean.items()}
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            measure("st-000000", step, sent)
+            seconds.append(time.process_time() - start)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        yield f"| {size} | {min(seconds):.1f} | {peak:,.0f} |"
+
+
 def main() -> None:
     """Print what is said of each training."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("mistakes", "correct"))
+    parser.add_argument("what", choices=("mistakes", "correct", "level", "messages", "cost"))
     parser.add_argument("--only", default="")
     parser.add_argument("--all", action="store_true", help="print every check")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--audits", type=int, default=200)
+    parser.add_argument("--model", help="folder of a classifier's model")
+    parser.add_argument("--data", type=Path, help="JSONL of texts and labels")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.what in ("level", "messages", "cost"):
+        print("\n".join(level(given.audits) if given.what == "level" else messages()))
+        return
     if given.what == "mistakes":
         for name, (mistake, options) in MISTAKES.items():
             if given.only in name:

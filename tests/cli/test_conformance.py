@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from click.testing import CliRunner, Result
 from leakaudit.cli import main
 from leakaudit.files.private_files import write_atomic
 from leakaudit.gate.claims import ClaimedEpsilon, judge_claim
-from leakaudit.gate.policy import Rule
+from leakaudit.gate.evaluate import evaluate
+from leakaudit.gate.policy import Rule, default_policy
 from leakaudit.gate.verdict import RuleVerdict, Status
+from leakaudit.reports.next_actions import next_actions
 from leakaudit.results.conformance import Conformance, ConformanceCheck, in_words
 from leakaudit.results.files import load_results, with_digest
 from leakaudit.results.privacy import shipped_in_words
@@ -95,6 +98,17 @@ def test_words_never_confirm() -> None:
     assert found is not None
     said = in_words(found)
     assert "does not confirm an epsilon" in said and "proved" not in said
+
+
+def test_the_first_screen_says_what_to_do_about_a_contradiction() -> None:
+    """Wrong: a finding in a closed section only."""
+    results = results_with(WRONG)
+    verdict = evaluate(results, default_policy(), now=datetime(2026, 11, 2, 12, tzinfo=UTC))
+    first = next_actions(results, verdict)[0]
+    assert (
+        first.head == "Mend the privacy mechanism, then train again" and "No noise is on encoder.weight." in first.text
+    )
+    assert next_actions(results_with(RIGHT), verdict)[0].head != first.head
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -74,7 +74,10 @@ def _below(number: float) -> int:
 
 
 def composition(
-    stated: Sequence[Privacy], taken: int | None, noise_multiplier: float | None
+    stated: Sequence[Privacy],
+    taken: int | None,
+    noise_multiplier: float | None,
+    message_multiplier: float | None = None,
 ) -> Iterator[ConformanceCheck]:
     """Yield whether the stated epsilons are of the run's own steps and noise.
 
@@ -82,17 +85,45 @@ def composition(
         stated: what is stated on the run's epsilon.
         taken: optimizer steps of the run; None if they are not known.
         noise_multiplier: that of the declared mechanism; None without one.
+        message_multiplier: standard deviation of the noise divided by the bound of one message; None without one.
     """
-    for one in stated:
-        if one.epsilon is None or one.covers != "run":
-            continue
-        yield _composed(one, taken, noise_multiplier)
-    if not any(one.epsilon is not None and one.covers == "run" for one in stated):
+    numbers = [one for one in stated if one.epsilon is not None]
+    for one in numbers:
+        yield _composed(one, taken, noise_multiplier) if one.covers == "run" else _of_message(one, message_multiplier)
+    if not numbers:
         yield ConformanceCheck(
             about="composition",
             outcome="not tested",
-            sentence="Nobody states an epsilon of the whole run, so there is no number to compare.",
+            sentence="Nobody states an epsilon, so there is no number to compare.",
         )
+
+
+def _of_message(one: Privacy, multiplier: float | None) -> ConformanceCheck:
+    """Compare the epsilon of one message with the least one that its noise allows."""
+    claim = one.epsilon or 0.0
+    least = least_epsilon(multiplier, 1.0, 1, one.delta) if multiplier and one.delta else None
+    if least is None or least.value is None:
+        why = "the bound and the noise of a message are not declared" if least is None else least.why_not
+        return ConformanceCheck(
+            about="composition",
+            outcome="not tested",
+            sentence=f"The epsilon of {claim:.3g} for one message is not computed again: {why}.",
+        )
+    below = claim < ROOM * least.value
+    what = f"one message with noise of {multiplier:g} times the bound"
+    said = (
+        f"The claim of epsilon = {claim:.3g} for one message is too small: {what} cannot have less than {least.value:.3g} at delta = "
+        f"{one.delta:g} ({least.accountant})."
+        if below
+        else f"An epsilon of {claim:.3g} is possible for {what} ({least.accountant}). Nothing adds the messages up."
+    )
+    return ConformanceCheck(
+        about="composition",
+        outcome="contradicted" if below else "not contradicted",
+        sentence=said,
+        expected=claim,
+        observed=least.value,
+    )
 
 
 def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -> ConformanceCheck:

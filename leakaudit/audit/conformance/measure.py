@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from leakaudit.audit.conformance.measured import (
 )
 from leakaudit.audit.declared_noise import noise_is_changed
 from leakaudit.audit.expected_update import expected_update
-from leakaudit.client.per_example import NORM_FLOOR, ExampleClipping
+from leakaudit.client.per_example import ExampleClipping, clipping_factor
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 
@@ -105,6 +105,7 @@ def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Updat
             processes=step.recipe.processes,
             bound=next((p.clipping_bound for p in plugins if p.clipping_bound), None),
             noise_multiplier=next((p.gaussian_multiplier for p in plugins if p.gaussian_multiplier is not None), None),
+            message_multiplier=next((p.message_multiplier for p in plugins if p.message_multiplier is not None), None),
             parameters=tuple(
                 noise_of(name, residual, expected[name], sigma[name], error[name], products[name])
                 for name, residual in found.items()
@@ -193,26 +194,27 @@ class Sums:
         Raises:
             SnapshotError: the gradients of the examples cannot be computed.
         """
-        clips: dict[str, Callable[[dict[str, Tensor]], None]] = {DECLARED: clipping.clip}
+        factors: dict[str, Factors] = {DECLARED: lambda norms: clipping.factors(list(norms.values()))}
         if sum(p.numel() for p in step.model.parameters()) <= MOST_ENTRIES:
-            clips |= {
-                UNCLIPPED: lambda _example: None,
-                BY_PARAMETER: lambda example: _clip_groups(example, clipping.bound, _alone),
-                BY_LAYER: lambda example: _clip_groups(example, clipping.bound, _layer),
+            factors |= {
+                UNCLIPPED: lambda norms: [1.0] * len(norms),
+                BY_PARAMETER: lambda norms: _factors_of_groups(norms, clipping.bound, _alone),
+                BY_LAYER: lambda norms: _factors_of_groups(norms, clipping.bound, _layer),
             }
-        totals: dict[str, dict[str, Tensor]] = {name: {} for name in clips}
-        largest = dict.fromkeys(clips, 0.0)
+        totals: dict[str, dict[str, Tensor]] = {name: {} for name in factors}
+        largest = dict.fromkeys(factors, 0.0)
         by_pass: dict[int, dict[str, Tensor]] = {}
         sizes: dict[int, int] = {}
         for number, example in step.example_gradients(summed=clipping.summed, alone=alone):
             sizes[number] = sizes.get(number, 0) + 1
-            for name, clip in clips.items():
-                own = {key: gradient.clone() for key, gradient in example.items()} if len(clips) > 1 else example
-                clip(own)
-                largest[name] = max(largest[name], _norm(own) / clipping.bound)
-                _add(totals[name], own)
-            if len(clips) > 1 and len(step.truth.micro_batches) > 1:
-                _add(by_pass.setdefault(number, {}), example)
+            norms = {name: gradient.norm() for name, gradient in example.items()}
+            for name, rule in factors.items():
+                own = rule(norms)
+                length = math.hypot(*(f * float(norm) for f, norm in zip(own, norms.values(), strict=True)))
+                largest[name] = max(largest[name], length / clipping.bound)
+                _add(totals[name], example, own)
+            if len(factors) > 1 and len(step.truth.micro_batches) > 1:
+                _add(by_pass.setdefault(number, {}), example, [1.0] * len(example))
         if not totals[DECLARED]:
             raise SnapshotError("its batch is empty")
         divided = {
@@ -225,20 +227,38 @@ class Sums:
             _add(
                 divided.setdefault(BY_PASS, {}),
                 _clipped_mean(total, sizes[number] * len(by_pass), clipping.bound, len(by_pass)),
+                [1.0] * len(total),
             )
         return cls(divided, largest)
 
 
 def _clipped_mean(total: Mapping[str, Tensor], examples: int, bound: float, shares: int = 1) -> dict[str, Tensor]:
     """Return one of `shares` equal shares of a mean, the mean clipped as a whole."""
-    mean = {name: gradient / examples for name, gradient in total.items()}
-    _clip_groups(mean, bound / shares, _together)
-    return mean
+    norm = torch.tensor(_norm(total) / examples)
+    factor = clipping_factor(bound / shares, norm) / examples
+    return {name: gradient * factor for name, gradient in total.items()}
 
 
-def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    for name, gradient in more.items():
-        total[name] = total[name].add_(gradient) if name in total else gradient.float().clone()
+Factors = Callable[[Mapping[str, Tensor]], Sequence[float]]
+"""Parameter name -> norm of one example's gradient; gives the factor of each parameter."""
+
+
+def _add(total: dict[str, Tensor], more: Mapping[str, Tensor], factors: Sequence[float]) -> None:
+    """Add gradients times their factors."""
+    for (name, gradient), factor in zip(more.items(), factors, strict=True):
+        if name in total:
+            total[name].add_(gradient, alpha=factor)
+        else:
+            total[name] = gradient.float() * factor
+
+
+def _factors_of_groups(norms: Mapping[str, Tensor], bound: float, group: Callable[[str], str]) -> list[float]:
+    """Return the factors that clip the parameters of each group to one bound."""
+    members: dict[str, list[Tensor]] = {}
+    for name, norm in norms.items():
+        members.setdefault(group(name), []).append(norm)
+    factors = {name: clipping_factor(bound, torch.stack(found).norm()) for name, found in members.items()}
+    return [factors[group(name)] for name in norms]
 
 
 def _norm(update: Mapping[str, Tensor]) -> float:
@@ -251,21 +271,6 @@ def _alone(name: str) -> str:
 
 def _layer(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _together(_name: str) -> str:
-    return ""
-
-
-def _clip_groups(example: dict[str, Tensor], bound: float, group: Callable[[str], str]) -> None:
-    """Clip the parameters of each group to one bound, in place."""
-    members: dict[str, list[Tensor]] = {}
-    for name, gradient in example.items():
-        members.setdefault(group(name), []).append(gradient)
-    for gradients in members.values():
-        factor = min(1.0, bound / (float(torch.stack([g.norm() for g in gradients]).norm()) + NORM_FLOOR))
-        for gradient in gradients:
-            gradient.mul_(factor)
 
 
 @dataclass
@@ -287,31 +292,42 @@ def _along_examples(
     seen, examples = _Examples(), step.truth.examples()
     if examples > MOST_EXAMPLES or UNCLIPPED not in sums.updates:
         return seen
-    whole = {name: clipping.divisor * gradient for name, gradient in sums.updates[UNCLIPPED].items()}
+    whole = {name: gradient.flatten() for name, gradient in sums.updates[UNCLIPPED].items()}
+    length = clipping.divisor * _norm(whole)
     for _, example in step.example_gradients(summed=clipping.summed, alone=True):
-        product = squares = 0.0
-        for name, residual in found.items():
-            direction = example[name].float().flatten()
-            product += float(residual @ direction) / sigma[name]
-            squares += float(direction @ direction) / sigma[name] ** 2
+        product = squares = shared = own = 0.0
+        for name, gradient in example.items():
+            direction = gradient.float().flatten()
+            size = float(direction @ direction)
+            own += size
+            shared += clipping.divisor * float(direction @ whole[name])
+            if name in found:
+                product += float(found[name] @ direction) / sigma[name]
+                squares += size / sigma[name] ** 2
         if squares > 0:
             seen.largest = max(seen.largest, abs(product) / math.sqrt(squares))
             seen.tested += 1
         if examples > 1:
-            moved = _change_of_clipped_mean(whole, example, examples, clipping.bound)
+            moved = _change_of_clipped_mean(length, own, shared, examples, clipping.bound)
             seen.moved_mean = max(seen.moved_mean, moved * clipping.divisor / clipping.bound)
     return seen
 
 
-def _change_of_clipped_mean(
-    whole: Mapping[str, Tensor], example: Mapping[str, Tensor], examples: int, bound: float
-) -> float:
-    """Return how far the clipped mean of a batch moves if one example is left out."""
-    own = {name: gradient / examples for name, gradient in whole.items()}
-    rest = {name: (whole[name] - example[name]) / (examples - 1) for name in whole}
-    for mean in (own, rest):
-        _clip_groups(mean, bound, _together)
-    return _norm({name: own[name] - rest[name] for name in own})
+def _change_of_clipped_mean(length: float, own: float, shared: float, examples: int, bound: float) -> float:
+    """Return how far the clipped mean of a batch moves if one example is left out.
+
+    Args:
+        length: L2 norm of the sum of all gradients.
+        own: squared norm of the example's gradient.
+        shared: product of the two.
+        examples: number of examples.
+        bound: to which the mean is clipped.
+    """
+    rest = math.sqrt(max(0.0, length**2 - 2 * shared + own))
+    one = clipping_factor(bound, torch.tensor(length / examples)) / examples
+    other = clipping_factor(bound, torch.tensor(rest / (examples - 1))) / (examples - 1)
+    squared = (one - other) ** 2 * length**2 + 2 * (one - other) * other * shared + other**2 * own
+    return math.sqrt(max(0.0, squared))
 
 
 def _with_numbers(plugin: Any) -> str:

@@ -100,6 +100,8 @@ class StepMeasured(Measured):
     """Declared clipping bound; None without one."""
     noise_multiplier: float | None
     """Declared standard deviation of the noise, divided by what one example can change; None if that is not bounded."""
+    message_multiplier: float | None = None
+    """Declared standard deviation of the noise, divided by the bound of the whole message; None if that is not bounded."""
     parameters: tuple[ParameterNoise, ...]
     rules: tuple[Rule, ...] = ()
     """The declared way of clipping comes first."""

@@ -92,10 +92,11 @@ def conformance_of(
         return None
     steps = [one.step for one in found]
     multiplier = steps[0].noise_multiplier if steps else None
+    of_message = steps[0].message_multiplier if steps else None
     checks = [*(judge(found, level) if found else ())]
     if steps:
         checks.append(sampling(steps, stated, level / FAMILIES))
-    checks += composition(stated, taken, multiplier)
+    checks += composition(stated, taken, multiplier, of_message)
     return Conformance(
         mechanism=" or ".join(dict.fromkeys(step.mechanism for step in steps)) or "not measured",
         steps=tuple(step.step for step in steps),

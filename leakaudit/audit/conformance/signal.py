@@ -71,7 +71,7 @@ def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
 def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
     """Return the rules that the noise hides.
 
-    Their updates are too near to the declared one to be told from it.
+    Their updates are too near to the declared one to be told from it. A rule that gives the declared update itself hides nothing.
 
     Args:
         steps: the measured steps.
@@ -85,7 +85,8 @@ def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
             if number is not None:
                 own = step.rules[0]
                 squares += max(0.0, step.rules[number].squares[number] - 2 * own.squares[number] + own.squares[0])
-        if math.sqrt(squares) / excess(steps) < limit + 2:
+        same = squares <= SAME * sum(step.rules[0].squares[0] for step in steps)
+        if not same and math.sqrt(squares) / excess(steps) < limit + 2:
             hidden.append(name)
     return hidden
 
