@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from leakaudit.history.record import NightRecord, Rate
-from leakaudit.results import conformance
+from leakaudit.results import conformance, membership
 from leakaudit.results import schema as scores
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,6 +36,7 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
             "privacy",
             "conformance",
             "canaries",
+            "membership",
             "coverage",
             "overhead",
             "catalogue",
@@ -64,6 +65,9 @@ PUBLIC: Mapping[type[BaseModel], frozenset[str]] = {
     conformance.ConformanceCheck: frozenset(
         {"about", "outcome", "sentence", "parameters", "expected", "observed", "lower", "upper", "tests"}
     ),
+    membership.Membership: frozenset(membership.Membership.model_fields),
+    membership.MembershipStep: frozenset(membership.MembershipStep.model_fields),
+    membership.MembershipPoint: frozenset(membership.MembershipPoint.model_fields),
     scores.Battery: frozenset({"name", "version", "digest", "attacks", "defenses", "budget_s", "slow"}),
     scores.TrackerRun: frozenset({"kind", "id", "name", "url"}),
     scores.TakenPolicy: frozenset({"name", "digest", "taken_at"}),

@@ -23,6 +23,7 @@ ORDER = (
     "defences",
     "secrets",
     "frontier",
+    "membership",
     "conformance",
     "confidence",
     "coverage",

@@ -25,6 +25,7 @@ from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.canaries import bounded, strongest
 from leakaudit.results.conformance import in_words as conformance_in_words
 from leakaudit.results.files import load_results
+from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.schema import AttemptStatus, Results, TextMode
 from leakaudit.results.wording import counted
 
@@ -76,6 +77,9 @@ def print_audit(redacted: RedactedResult, console: Console, report: Path | None 
         console.print()
         console.print(Text(plain(f"secrets under {worst.defense}: {bounded(worst)}")))
         console.print(Text(plain(" ".join(worst.notes)), style="dim"))
+    if (members := redacted.results.membership) is not None:
+        console.print()
+        console.print(Text(plain(f"membership: {members_in_words(members)}")))
     if report is not None:
         console.print()
         console.print(Text(f"report: {plain(str(report))}"), soft_wrap=True)

@@ -94,6 +94,8 @@ def without_repeats(reasons: Iterable[str]) -> list[str]:
 
 def rule_bounds(rule: RuleVerdict) -> str:
     """Return the bounds of what a rule observed, such as `4% to 21%`."""
+    if rule.kind == "membership" and rule.lower is not None and rule.upper is not None:
+        return f"{at_least(rule.lower, rule.threshold)} to {at_most(rule.upper, rule.threshold)}"
     if rule.n == 0:
         return "none"
     if rule.n == 1:

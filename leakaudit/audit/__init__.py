@@ -28,6 +28,7 @@ __all__ = [
     "frontier",
     "inline",
     "known_factors",
+    "membership",
     "merging",
     "other_terms",
     "own_loss",

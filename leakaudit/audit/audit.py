@@ -5,6 +5,7 @@ Only this package has attacks, defences, metrics and the truth together. The fol
     journal.jsonl    one line per finished attempt, appended and synced; an audit that was killed resumes from it
     state.json       run key, audited model, audited steps, controls
     conformance.jsonl  what was measured of each step's declared noise
+    membership.jsonl  scores of the candidates of each step, without texts
     results.json     the results (`leakaudit.results/1.8`); `finish` writes them, verdict.json and report.html
 """
 
@@ -31,6 +32,7 @@ from leakaudit.audit.battery import Plugins, described, is_slow
 from leakaudit.audit.controls import ControlRunner
 from leakaudit.audit.due_attempts import DueAttempts
 from leakaudit.audit.entries import AttemptId, EntryBuilder
+from leakaudit.audit.membership.measure import MembershipMeasure
 from leakaudit.audit.own_loss import has_own_loss
 from leakaudit.audit.pairing import Pairing
 from leakaudit.audit.publish import check_text_mode, publish
@@ -111,6 +113,7 @@ class Audit:
         self.folder, self.config = folder, config
         self.device = device or torch.device("cpu")
         self._on_gpu, self._pairing = self.device.type == "cuda", pairing
+        self._membership = MembershipMeasure(folder, config, tokenizer)
         self._plugins = Plugins.of(config)
         self.battery = described(config, self._plugins)
         self._journal = journal or Journal(folder / JOURNAL)
@@ -271,10 +274,7 @@ class Audit:
         sent = None if served else sent_of(snapshot, observation, client)
         record = self._verified(snapshot, client, sent)
         shipped = defenses_left(client, record.verification)
-        found = defenses_found(client, record.verification, observation.update)
-        own = has_own_loss(client, record.verification) if observation.whole else None
-        client = replace(client, facts=client.facts.model_copy(update={"defenses": found, "own_loss": own}))
-        observation = observation.declaring(found, own_loss=own)
+        client, observation = _declaring(client, observation, record.verification)
         server = self._plugins.server
         if reason := _reason_to_skip(record.verification, observation, server):
             self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
@@ -287,6 +287,7 @@ class Audit:
                 reason = f"the active server {server.name}: {error}"
                 self._due.close(self._due.of(record.id), AttemptStatus.SKIPPED, reason)
                 return True
+        self._membership.measure(record.id, observation if sent is None else sent.seen, truth)
         begun = self.only_slow_left(snapshot.provenance.step)
         for slow in (False, True):
             slow_left = self._due.needed(self._due.of(record.id, slow=True), observation)
@@ -351,6 +352,14 @@ def seconds_left(audit: Audit, steps: Iterable[int]) -> float | None:
     if any(attack not in times for attack in due):
         return None
     return sum(n * fmean(times[attack]) for attack, n in due.items())
+
+
+def _declaring(client: ClientStep, seen: Observation, stamp: Verification) -> tuple[ClientStep, Observation]:
+    """Return a step and what is seen of it with the defences that were found in it."""
+    found = defenses_found(client, stamp, seen.update)
+    own = has_own_loss(client, stamp) if seen.whole else None
+    client = replace(client, facts=client.facts.model_copy(update={"defenses": found, "own_loss": own}))
+    return client, seen.declaring(found, own_loss=own)
 
 
 def _reason_to_skip(verification: Verification, seen: Observation, server: WidePooler | None) -> str:

@@ -18,6 +18,8 @@ import torch
 from pydantic import ValidationError
 
 from leakaudit.audit.battery import Plugins, described
+from leakaudit.audit.conformance.log import FILE as CONFORMANCE
+from leakaudit.audit.membership.log import FILE as MEMBERSHIP
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd
 from leakaudit.audit.run_folder import run_folder
@@ -27,6 +29,7 @@ from leakaudit.audit.step_record import joined_regime
 from leakaudit.config.audit import AuditConfig
 from leakaudit.errors import ConfigError, ResultsError
 from leakaudit.files.private_files import write_atomic
+from leakaudit.files.regular_files import read_regular
 from leakaudit.plugins.catalogue import catalogue
 from leakaudit.results.files import with_digest
 from leakaudit.results.journal import JournalEntry, load_journal
@@ -157,6 +160,8 @@ def merge(shards: Shards, out: Path, *, partial: bool, policy: Path | None) -> R
         final=True,
     )
     with run_folder(out, Unfinished(battery.digest, "", len(entries)), False):
+        for name in _LOGS:
+            write_atomic(out / name, b"".join(_content(one.folder / name) for one in shards.found))
         results = builder.build(saved, entries, end, torch.device("cpu"))
         run = results.run.model_copy(update={"environment": _environment(shards)})
         results = with_digest(results.model_copy(update={"run": run}))
@@ -164,6 +169,15 @@ def merge(shards: Shards, out: Path, *, partial: bool, policy: Path | None) -> R
         write_atomic(out / STATE, saved.model_dump_json())
         publish(out, results, config)
     return results
+
+
+_LOGS = (CONFORMANCE, MEMBERSHIP)
+"""Files with one line for each step, beside the journal."""
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a file; empty if it is not there."""
+    return read_regular(file) if file.exists() else b""
 
 
 def _differences(one: ShardFolder, other: ShardFolder) -> Iterator[str]:

@@ -88,7 +88,7 @@ def replay(
     step = number_of(which.step)
     key = _key_of(spool.root.parent)
     config = audit_file.config.model_copy(
-        update={"controls": 0, "attack_recovered_steps": True, "text": text, "conformance": False}
+        update={"controls": 0, "attack_recovered_steps": True, "text": text, "conformance": False, "membership": None}
     )
     journal = JournalInMemory(JournalEntry(attempt=other) for other in _others(which, audit_file))
     with tempfile.TemporaryDirectory(prefix="leakaudit-replay-") as temporary:

@@ -16,6 +16,8 @@ from leakaudit.audit.attempt import PARTS_ONLY
 from leakaudit.audit.conformance.log import ConformanceLog
 from leakaudit.audit.conformance.record import conformance_of
 from leakaudit.audit.controls import counted_controls
+from leakaudit.audit.membership.log import MembershipLog
+from leakaudit.audit.membership.summary import membership_of
 from leakaudit.audit.privacy import SHIPPED, privacy_of
 from leakaudit.audit.provenance import released_files
 from leakaudit.audit.secret_bounds import canaries_of
@@ -48,7 +50,7 @@ from leakaudit.results.wording import counted
 
 NEVER_TESTED = (
     ("aggregated updates", "one client's update was audited, not a sum over clients"),
-    ("membership and attribute inference", "only text and labels of the batch are attacked"),
+    ("attribute inference", "only text and labels of the batch are attacked"),
 )
 """What no audit of this version tests, and why."""
 
@@ -112,20 +114,20 @@ class ResultsBuilder:
         granted = tuple(sorted({name for attempt in attempts for name in attempt.granted}))
         privacy = privacy_of(self.config, end.privacy, declared=bool(saved.regime.declared))
         stated = [one for one in privacy if one.defense == SHIPPED]
+        ordered = tuple(sorted(saved.steps, key=lambda step: step.step))  # rounds of several processes end in any order
         results = Results(
             run=self._run(saved, end, device),
             subject=saved.subject.model_copy(update={"artifacts": released.artifacts}),
             threat_model=threat_model_of(self.config.server, granted),
             regime=saved.regime,
-            steps=tuple(
-                sorted(saved.steps, key=lambda step: step.step)
-            ),  # rounds of several processes end in any order
+            steps=ordered,
             attempts=attempts,
             summaries=summarise(attempts, seeds_of(saved.steps)),
             controls=counted_controls(saved.controls, self.config.controls),
             coverage=self._coverage(saved, entries, end, released),
             overhead=end.overhead,
             privacy=privacy,
+            membership=membership_of(*MembershipLog(self.folder).read(), [step.id for step in ordered]),
             conformance=conformance_of(*ConformanceLog(self.folder).read(), stated, end.total_steps),
             canaries=canaries_of(entries, saved.steps, self.catalogue, privacy, self.config.privacy.delta),
             catalogue=_catalogue_with_sent(self.catalogue) if saved.as_sent else self.catalogue,
@@ -159,6 +161,7 @@ class ResultsBuilder:
             *((f"the artefact {name}", why) for name, why in released.not_named),
             *_canaries_not_tested(self.config, entries),
             *_servers_not_tested(self.config.server),
+            *_membership_not_tested(self.config, self.folder),
             *NEVER_TESTED,
         )
         return Coverage(
@@ -219,6 +222,18 @@ def _servers_not_tested(server: PluginSpec | None) -> tuple[tuple[str, str], ...
         ),
         ("other malicious servers", f"only {server.label} was tried"),
     )
+
+
+def _membership_not_tested(config: AuditConfig, folder: Path) -> tuple[tuple[str, str], ...]:
+    """Return why it was not asked who was in a step; nothing if it was."""
+    if config.membership is None:
+        return (
+            ("membership inference", "the configuration names no texts of no step (`membership: {nonmembers: FILE}`)"),
+        )
+    scored, left_out = MembershipLog(folder).read()
+    if scored:
+        return ()
+    return (("membership inference", left_out[0] if left_out else "no step was tested"),)
 
 
 def _catalogue_with_sent(catalogue: Catalogue) -> Catalogue:

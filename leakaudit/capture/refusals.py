@@ -16,6 +16,7 @@ from leakaudit.capture.fitness import check_tensors
 from leakaudit.capture.observing.optimizers import base_optimizers, parameters_of
 from leakaudit.capture.processes.flat_shards import flat_refusal
 from leakaudit.config.audit import AuditConfig
+from leakaudit.config.membership import check_nonmembers
 from leakaudit.errors import ModelError, SnapshotError
 from leakaudit.gate.policy import Policy, default_policy, load_policy
 from leakaudit.models.lora import refuse_prompts
@@ -162,7 +163,8 @@ def check_run(config: AuditConfig, trainer: TrainerContext, model: nn.Module) ->
         model: the model itself, without wrappers.
 
     Raises:
-        ConfigError: an attack, a defence or an option does not exist, or the policy cannot be read or names something that does not exist.
+        ConfigError: an attack, a defence, an option or the file of non-members does not exist, or the policy cannot be read or names something
+            that does not exist.
         ModelError: the run trains prompts or prefixes instead of the model.
         SnapshotError: a tensor of the model cannot be kept.
     """
@@ -170,6 +172,7 @@ def check_run(config: AuditConfig, trainer: TrainerContext, model: nn.Module) ->
         for spec in specs:
             registry.create(spec.name, spec.options)
     policy_of(config)
+    check_nonmembers(config.membership)
     refuse_prompts(trainer.loop_calls)
     refuse_prompts(trainer.model)
     check_tensors(model)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from leakaudit.errors import ConfigError
 
 if TYPE_CHECKING:
     from leakaudit.config.audit import PluginSpec
+    from leakaudit.config.membership import MembershipConfig
 
 
 def specs_of(text: str) -> tuple[PluginSpec, ...]:
@@ -95,3 +96,17 @@ def battery_of_data(data: Path) -> tuple[PluginSpec, ...]:
     from leakaudit.config.audit import DEFAULT_ATTACKS, LABEL_ATTACKS
 
     return LABEL_ATTACKS if data.suffix == ".safetensors" else DEFAULT_ATTACKS
+
+
+def membership_of(given: Mapping[str, Any], base: MembershipConfig | None) -> dict[str, Any]:
+    """Return the keys of `membership` for a file of non-members.
+
+    Its fields are called like those of the data, unless the configuration says otherwise.
+
+    Args:
+        given: the options of `leakaudit simulate`.
+        base: what the configuration says; None for nothing.
+    """
+    kept = {} if base is None else base.model_dump(mode="json", exclude_unset=True)
+    fields = {key: given[key] for key in ("text_field", "label_field")}
+    return fields | kept | {"nonmembers": str(given["nonmembers"])}

@@ -208,6 +208,7 @@ def _battery(config: Path | None) -> Battery | None:
         min_tokens=audit.min_tokens,
         controls=audit.controls,
         budget_s=audit.budget_s,
+        nonmembers=audit.membership is not None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leakaudit.cli.auditing import RESUME_HELP, Steps, audit_steps, check_policy, time_limit
-from leakaudit.cli.battery import BatteryOption, battery_of_data, specs_of, with_options
+from leakaudit.cli.battery import BatteryOption, battery_of_data, membership_of, specs_of, with_options
 from leakaudit.cli.common import EXISTING, clear_errors, say
 from leakaudit.cli.dataclass_options import Command, options_of, values_of
 from leakaudit.cli.grouped_help import GroupedCommand
@@ -148,6 +148,11 @@ def audit_options(command: Command) -> Command:
     help="Only a part of the steps, such as 2/8 for the second of eight machines; `leakaudit merge` joins the parts. Default: all steps.",
 )
 @audit_options
+@click.option(
+    "--nonmembers",
+    type=EXISTING,
+    help="File of texts of no step, in a format of --data: the audit then also says how many texts of the steps the updates name.",
+)
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @time_limit
 @click.option("--json", "as_json", is_flag=True, help="Print the summaries as one JSON document.")
@@ -256,6 +261,8 @@ def _overrides(given: Mapping[str, Any], base: AuditConfig) -> dict[str, Any]:
         found["attack_recovered_steps"] = True  # whoever names attacks measures each of them
     found["attacks"] = [spec.model_dump() for spec in with_options(attacks, given["attack_options"])]
     found["defenses"] = [spec.model_dump() for spec in with_options(defenses, given["defense_options"])]
+    if given.get("nonmembers") is not None:
+        found["membership"] = membership_of(given, base.membership)
     if found.get("text") == "full":
         found["allow_full"] = True
     if given["seeds"] or _was_given("seed") or "seed" not in base.model_fields_set:
@@ -274,10 +281,12 @@ def check_files(config: AuditConfig) -> None:
     Raises:
         LeakAuditError: one of them is wrong; the message says which and why.
     """
+    from leakaudit.config.membership import check_nonmembers
     from leakaudit.results.schema import TextMode
 
     if config.policy is not None:
         check_policy(config.policy)
+    check_nonmembers(config.membership)
     if config.sentence_model is not None:
         from leakaudit.metrics.semantic_similarity import check_sentence_model
 

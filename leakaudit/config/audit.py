@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from leakaudit.config.canaries import CanariesConfig
+from leakaudit.config.membership import MembershipConfig
 from leakaudit.config.privacy import PrivacyConfig
 from leakaudit.results.schema import TextMode
 
@@ -233,6 +234,9 @@ class AuditConfig(BaseModel):
     conformance: bool = True
     """Whether the noise of a run that declares differential privacy is compared with what its accountant assumes. It computes the gradient of
     every example of a kept step twice, in the side process."""
+    membership: MembershipConfig | None = None
+    """Whether each kept step is also asked which texts were in it: `{nonmembers: held_back.jsonl}` names a file of texts of the same source that
+    the training does not use. Null: it is not asked. The gradient of about 200 texts is computed on each kept step, in the side process."""
     check: Annotated[Literal["rebuilt"], WrapValidator(_only_rebuilt)] = "rebuilt"
     """Where a kept step is computed again, to verify that its update comes from its batch. `rebuilt`, the only value: in the side process, on
     the model that the attacks get."""
@@ -334,6 +338,9 @@ def load_config(source: Path | str | AuditConfig) -> AuditConfig:
         places["artifacts"] = tuple(path.parent / file for file in config.artifacts)
     if config.policy is not None:
         places["policy"] = path.parent / config.policy
+    if config.membership is not None:
+        held_back = path.parent / config.membership.nonmembers
+        places["membership"] = config.membership.model_copy(update={"nonmembers": held_back})
     return config.model_copy(update=places)
 
 

@@ -1,7 +1,7 @@
 """The gate, which judges results by a policy. No torch.
 
 `events` lists what a policy may limit, and `policy` reads the limits. `evidence`, `outcome`, `controls`, `floors`,
-`requirements`, `coverage`, `regression`, `claims` and `rules` judge; `imported` judges what another auditor found, and
+`requirements`, `coverage`, `regression`, `claims`, `membership` and `rules` judge; `imported` judges what another auditor found, and
 `pooling` joins several audits.
 `verdict` holds the answer, `wording` writes its sentences, `way_out` chooses the cheapest defence that passes, and
 `evaluate` calls them all.
@@ -20,6 +20,7 @@ __all__ = [
     "floors",
     "imported",
     "lint",
+    "membership",
     "origin",
     "outcome",
     "policy",

@@ -55,7 +55,7 @@ def _sure_to_fail(rule: Rule, results: Results, policy: Policy) -> bool:
     """Return whether a rule that fails will fail whatever the next steps show."""
     if rule.max_count is not None or rule.statistic == "max" or rule.claimed_epsilon is not None:
         return True
-    counts = _counts(rule, results, policy)
+    counts = None if rule.membership is not None else _counts(rule, results, policy)
     if counts is None:
         return False
     k, n, limit, unjudged = counts
@@ -67,7 +67,7 @@ def _bounded(rule: Rule, results: Results, policy: Policy) -> bool | None:
     """Return whether a limit holds at all looks; None for a rule without a rate."""
     if rule.max_count is not None or rule.statistic == "max" or rule.claimed_epsilon is not None:
         return None
-    counts = _counts(rule, results, policy)
+    counts = None if rule.membership is not None else _counts(rule, results, policy)
     if counts is None:
         return False
     k, n, limit, unjudged = counts

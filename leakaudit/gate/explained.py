@@ -21,6 +21,7 @@ from leakaudit.gate.steps_needed import steps_of_rule
 from leakaudit.gate.verdict import RuleVerdict, Status, Verdict
 from leakaudit.gate.wording import allowed, ended, percent
 from leakaudit.results.as_sent import shipped_column
+from leakaudit.results.membership import one_in
 from leakaudit.results.schema import Results
 from leakaudit.results.wording import counted
 
@@ -130,6 +131,8 @@ def _of_audit(rule: Rule, policy: Policy, tokens: int) -> list[tuple[str, str]]:
         "in every other case: too few steps, steps that nobody could judge, a control that did not work, or results"
         if rule.of_attacks
         else "without an accountant, with a doubt about what it says, with a gap in the audit, or with results"
+        if rule.claimed_epsilon is not None
+        else "in every other case: no or too few texts of no step, a threshold that lets too many of them through, or results"
     )
     return [
         ("It limits", _subject(rule, tokens)),
@@ -163,6 +166,8 @@ class Seen:
 def _subject(rule: Rule, tokens: int) -> str:
     if rule.claimed_epsilon is not None:
         return f"the epsilon that an accountant gives for delta {rule.claimed_epsilon.delta_max:g} or less, and what recovered secrets say against it; the audit does not confirm it."
+    if rule.membership is not None:
+        return f"the share of the texts of the steps that the update names, at {one_in(rule.membership.false_rate)}; candidates and texts of no step are granted."
     where = {SHIPPED: "on the update as the run ships it", OBSERVED: "on the update as it was observed"}.get(
         rule.scope.defense, f"under the defence {rule.scope.defense}"
     )
@@ -189,6 +194,8 @@ def _weight(rule: Rule | ImportedRule) -> str:
 def _fails(rule: Rule, confidence: float) -> str:
     if rule.claimed_epsilon is not None:
         return f"an accountant gives more than {rule.threshold:g}, or recovered secrets contradict what is claimed of one step."
+    if rule.membership is not None:
+        return f"the {percent(confidence)} lower bound is above {allowed(rule.limit, rule.threshold)}."
     limit, sure = allowed(rule.limit, rule.threshold), percent(confidence)
     if rule.max_count is not None:
         return "one step has it." if rule.max_count == 0 else f"more than {limit} have it."
@@ -203,6 +210,9 @@ def _fails(rule: Rule, confidence: float) -> str:
 def _passes(rule: Rule, policy: Policy) -> str:
     if rule.claimed_epsilon is not None:
         return f"an accountant gives {rule.threshold:g} or less for the whole run."
+    if rule.membership is not None:
+        sure = percent(policy.statistics.confidence)
+        return f"the {sure} upper bound is {allowed(rule.limit, rule.threshold)} or less, and the attack names the texts of a known batch."
     limit, sure = allowed(rule.limit, rule.threshold), percent(policy.statistics.confidence)
     steps = counted(steps_of_rule(rule, policy) or policy.evidence.min_steps, "step")
     if rule.max_count is not None:
@@ -242,12 +252,22 @@ _NEXT_OF_CLAIM = {
 """Status of a rule on a claimed epsilon -> what to do."""
 
 
+_NEXT_OF_MEMBERSHIP = {
+    Status.PASS: "Nothing about this rule. It speaks of one attack, and another may name more.",
+    Status.INCONCLUSIVE: "Correct what the reasons name, and audit again.",
+    Status.FAIL: "Do not ship. Add noise, or send updates of more texts.",
+}
+"""Status of a rule on membership -> what to do."""
+
+
 def _next(found: RuleVerdict, policy: Policy, seen: Seen) -> str:
     """Return what to do after what a rule found."""
     if found.imported:
         return f"`leakaudit gate RUN --{found.imported} FILE` judges this rule by its report, which this command does not read."
     if found.kind == "claimed_epsilon":
         return _NEXT_OF_CLAIM[found.status]
+    if found.kind == "membership":
+        return _NEXT_OF_MEMBERSHIP[found.status]
     if found.status is Status.PASS:
         return "Nothing about this rule. It speaks of the attacks that ran, and of no others."
     if found.status is Status.FAIL:

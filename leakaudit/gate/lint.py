@@ -58,6 +58,8 @@ class Battery:
     """Control steps at most."""
     budget_s: float
     """Time limit of one attempt, in seconds."""
+    nonmembers: bool = True
+    """Whether it has texts of no step, which rules on membership need."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,13 @@ def _not_configured(policy: Policy, battery: Battery) -> Iterator[Finding]:
                     f"rule {rule.id!r} looks at the {word} {name}, which the configuration does not run, so the rule cannot pass",
                     f"write one of {', '.join(sorted(runs))}, with its options, or add it to the configuration",
                 )
+        if rule.membership is not None and not battery.nonmembers:
+            yield Finding(
+                "not-configured",
+                (*path, "membership"),
+                f"rule {rule.id!r} asks who was in a step, and the configuration has no texts of no step, so the rule cannot pass",
+                "set membership: {nonmembers: FILE} in the configuration",
+            )
     bare = {name.partition("(")[0] for name in battery.attacks}
     for name in policy.requires.attacks:
         if name not in battery.attacks and name not in bare:
@@ -305,6 +314,7 @@ def _gaps(policy: Policy) -> Iterator[Finding]:
 def _wide_limits(policy: Policy) -> Iterator[Finding]:
     for path, rule in _rules(policy):
         share = rule.max_count / policy.evidence.min_steps if rule.max_count is not None else rule.max_rate
+        named = None if rule.membership is None else rule.membership.max_tpr
         if rule.level == "warn" and rule.severity == "critical":
             yield Finding(
                 "critical-warns",
@@ -318,6 +328,14 @@ def _wide_limits(policy: Policy) -> Iterator[Finding]:
                 (*path, "max_rate" if rule.max_count is None else "max_count"),
                 f"rule {rule.id!r} passes although {percent(share)} of the steps leak",
                 "write a share such as 0.05",
+            )
+
+        if rule.level == "error" and named is not None and named >= HALF:
+            yield Finding(
+                "wide-limit",
+                (*path, "membership", "max_tpr"),
+                f"rule {rule.id!r} passes although {percent(named)} of the texts of a step are named",
+                "write a share such as 0.1",
             )
 
 
@@ -337,7 +355,8 @@ def _repeated(policy: Policy) -> Iterator[Finding]:
 
 def _question(rule: Rule) -> tuple[object, ...]:
     """Return what a rule asks: everything but its limit, and the key of that."""
-    return rule.event, rule.min_tokens, rule.metric, rule.statistic, rule.limit
+    false_rate = None if rule.membership is None else rule.membership.false_rate
+    return rule.event, rule.min_tokens, rule.metric, rule.statistic, rule.limit, false_rate
 
 
 _CHECKS: tuple[Callable[[Policy], Iterator[Finding]], ...] = (

@@ -18,6 +18,7 @@ from leakaudit.config.strict_yaml import parse_yaml, problem_at
 from leakaudit.config.yaml_document import Document, compose, read_text
 from leakaudit.gate.claims import ClaimedEpsilon
 from leakaudit.gate.events import EVENTS
+from leakaudit.gate.membership import MembershipLimit
 from leakaudit.gate.policy_parts import (
     AllowedUndecided,
     FileName,
@@ -213,6 +214,7 @@ _LIMITS: Mapping[LimitKind, frozenset[str]] = {
     "max_value": frozenset({"metric", "statistic"}),
     "versus_baseline": frozenset({"event"}),
     "claimed_epsilon": frozenset(),
+    "membership": frozenset(),
 }
 """Key of a limit -> the keys that go with it."""
 
@@ -221,7 +223,7 @@ class Rule(_Policy):
     """One limit: on how often an event happens, or on a statistic of a metric.
 
     A rule has `event` with `max_rate`, `max_count` or `versus_baseline`, or `metric` and `statistic` with `max_value`, or
-    `claimed_epsilon` alone.
+    `claimed_epsilon` or `membership` alone.
     """
 
     id: RuleId
@@ -259,6 +261,10 @@ class Rule(_Policy):
     """Largest epsilon of differential privacy that an accountant may give, such as `{max: 8, delta_max: 1e-5}`. The audit does not confirm the
     accountant's number."""
 
+    membership: MembershipLimit | None = None
+    """Largest share of the texts of the steps that the update may name, such as `{max_tpr: 0.1, false_rate: 0.01}`. The audit needs texts of no step
+    (`membership` in its configuration)."""
+
     @property
     def limit(self) -> LimitKind:
         """The name of the limit that the rule has."""
@@ -266,16 +272,21 @@ class Rule(_Policy):
 
     @property
     def of_attacks(self) -> bool:
-        """Whether attacks decide the rule; a claimed epsilon is the accountant's."""
-        return self.claimed_epsilon is None
+        """Whether the attacks of the battery decide the rule.
+
+        A claimed epsilon is the accountant's, and membership is asked beside the battery.
+        """
+        return self.claimed_epsilon is None and self.membership is None
 
     @property
     def threshold(self) -> float:
-        """The limit: `max_rate`, `max_count`, `max_value`, the margin, or that of epsilon."""
+        """The number of the limit, whatever its key is."""
         if self.versus_baseline is not None:
             return self.versus_baseline.margin
         if self.claimed_epsilon is not None:
             return self.claimed_epsilon.max
+        if self.membership is not None:
+            return self.membership.max_tpr
         return next(float(x) for x in (self.max_rate, self.max_count, self.max_value) if x is not None)
 
     @model_validator(mode="after")
@@ -423,7 +434,8 @@ class Policy(_Policy):
         if deciding and not any(rule.of_attacks for rule in deciding):
             raise problem_at(
                 ("rules",),
-                "every rule at level error is about a claimed epsilon, so no attack could fail the policy; add a rule with an event",
+                "every rule at level error is about a claimed epsilon or membership, so no recovered text could fail the policy; add a rule with an "
+                "event",
             )
         if not deciding:
             raise problem_at(

@@ -160,6 +160,8 @@ DIRECTIONS: Mapping[str, _Key] = {
     "rules.versus_baseline.margin": _looser(),
     "rules.claimed_epsilon.max": _looser(),
     "rules.claimed_epsilon.delta_max": _looser(),
+    "rules.membership.max_tpr": _looser(),
+    "rules.membership.false_rate": _tighter(),  # a lower threshold names more texts, and the limit stays
     "report.text": _looser(_place_in("hash", "masked", "full")),
     "report.allow_full": _looser(),
     "report.top_samples": _unsaid(),
@@ -245,7 +247,9 @@ def _of_rules(old: tuple[AnyRule, ...], new: tuple[AnyRule, ...], key: str) -> I
 
 def _asked(rule: AnyRule) -> tuple[str, object]:
     """Return what makes two rules the same one: id, and who finds its number."""
-    return rule.id, rule.of_attacks if isinstance(rule, Rule) else rule.measure
+    if not isinstance(rule, Rule):
+        return rule.id, rule.measure
+    return rule.id, "" if rule.of_attacks else rule.limit
 
 
 def _whole(rule: AnyRule, *, added: bool) -> Change:

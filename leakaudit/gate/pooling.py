@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.gate.evidence import usable
-from leakaudit.results.canaries import pooled
+from leakaudit.results.canaries import pooled as pooled_canaries
 from leakaudit.results.conformance import joined as joined_conformance
 from leakaudit.results.consistency import lacking_steps, moment, unexplained_steps
+from leakaudit.results.membership import pooled
 from leakaudit.results.schema import (
     Attempt,
     Catalogue,
@@ -52,6 +53,7 @@ def pool(runs: Sequence[Results]) -> Pool:
     steps = _Steps()
     joined = {run.run.id: steps.add(run) for run in longest_first}
     counted = [run for run in runs if not run.steps or len(joined[run.run.id].repeated) < len(run.steps)]
+    own = [run for run in runs if not joined[run.run.id].repeated]  # counts of texts cannot leave out single steps
     attempts = tuple(attempt for run in runs for attempt in joined[run.run.id].attempts)
     found = runs[0].model_copy(
         update={
@@ -64,7 +66,8 @@ def pool(runs: Sequence[Results]) -> Pool:
             "controls": _controls(counted),
             "catalogue": _catalogue(runs),
             "conformance": joined_conformance(run.conformance for run in runs),
-            "canaries": pooled(one for run in runs for one in run.canaries),
+            "canaries": pooled_canaries(one for run in runs for one in run.canaries),
+            "membership": pooled([run.membership for run in own], [run.run.id for run in own]),
             "privacy": tuple(dict.fromkeys(one for run in runs for one in run.privacy)),
             "digest": None,
         }

@@ -10,6 +10,7 @@ from leakaudit.gate.controls import blind, trusted
 from leakaudit.gate.events import EVENTS
 from leakaudit.gate.evidence import Evidence, Index, gather
 from leakaudit.gate.floors import below
+from leakaudit.gate.membership import judge_membership
 from leakaudit.gate.outcome import judge_numbers
 from leakaudit.gate.policy import SHIPPED, EvidencePolicy, Policy, Rule
 from leakaudit.gate.regression import ABSENT, Reference, judge_regression, sentences_on_difference
@@ -69,6 +70,8 @@ def _judge(
     column = shipped_column(results) if defense == SHIPPED else defense
     if rule.claimed_epsilon is not None:
         return judge_claim(results, rule, rule.claimed_epsilon, column, defense, gaps.sentences)
+    if rule.membership is not None:
+        return judge_membership(results, policy, rule, rule.membership, column, defense, gaps.sentences)
     readers = trusted(results, policy, rule)
     gaps = replace(gaps, broken=gaps.broken or _upside_down(results, rule))
     evidence = gather(results, rule, column, readers, index)

@@ -18,7 +18,7 @@ def steps_of_rule(rule: Rule, policy: Policy) -> int | None:
     Returns:
         Number of steps, or None if no number is enough.
     """
-    if rule.claimed_epsilon is not None:  # what an accountant says needs no step
+    if not rule.of_attacks:  # what an accountant says needs no step, and membership counts texts
         return 0
     own = _own_steps(rule, policy.statistics.confidence)
     return None if own is None else max(own, policy.evidence.min_steps)

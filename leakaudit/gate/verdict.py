@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from leakaudit.exit_codes import ExitCode
 from leakaudit.results.schema import Artifact, Kind
 
-LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline", "claimed_epsilon"]
+LimitKind = Literal["max_rate", "max_count", "max_value", "versus_baseline", "claimed_epsilon", "membership"]
 """The key of a rule that holds its limit."""
 
 
@@ -94,9 +94,9 @@ class RuleVerdict(_Verdict):
     max_unjudged: FiniteFloat | None = None
     """Share of the steps that the policy lets be unjudged."""
     k: int | None
-    """Steps that leaked; None for a rule on a metric."""
+    """Steps that leaked; None for a rule on a metric, on a claimed epsilon or on membership."""
     n: int
-    """Steps that are evidence."""
+    """Steps that are evidence; 0 for a rule on a claimed epsilon or on membership."""
     observed: FiniteFloat | None
     """Rate, count or statistic; None without evidence. Of a rule on the difference from a baseline, that difference of the rates, -1 to 1;
     `lower`, `upper` and `threshold` are of the difference, too."""

@@ -92,7 +92,7 @@ def allowed(kind: LimitKind, limit: float) -> str:
         return f"{100 * limit:+g} points"
     if kind == "claimed_epsilon":
         return f"epsilon {limit:g}"
-    return percent(limit) if kind == "max_rate" else number(limit)
+    return percent(limit) if kind in ("max_rate", "membership") else number(limit)
 
 
 def change_in_words(difference: float, bounds: tuple[float, float], confidence: float) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "gaussian_dp",
     "journal",
     "lengths",
+    "membership",
     "not_audited",
     "one_run",
     "origin",

@@ -25,6 +25,7 @@ from leakaudit.results.canaries import canary_epsilon
 from leakaudit.results.events import EVENTS, at_least, shown_events
 from leakaudit.results.files import OWN_VERSION, minor_version
 from leakaudit.results.lengths import bounds_of
+from leakaudit.results.membership import FALSE_RATES
 from leakaudit.results.recovery import FOUND, LEAST_SHARE
 from leakaudit.results.schema import (
     Attempt,
@@ -75,6 +76,7 @@ def contradictions(results: Results) -> tuple[str, ...]:
         _summaries,
         _controls,
         _canaries,
+        _membership,
         _coverage,
         _times,
     )
@@ -478,6 +480,37 @@ def _canaries(results: Results) -> Iterator[str]:
             yield f"{name} has the confidence {one.confidence:g} and the delta {one.delta:g}"
         elif not isclose(one.epsilon_lower, wanted := canary_epsilon(one), abs_tol=1e-5):
             yield f"{name} says {one.epsilon_lower:g}, and its counts give {wanted:g}"
+
+
+def _membership(results: Results) -> Iterator[str]:
+    """Compare the counts of named texts with each other."""
+    found = results.membership
+    if found is None:
+        return
+    strangers = {step.step for step in found.steps} - {step.id for step in results.steps}
+    yield from (f"membership was asked of step {name}, which is not recorded" for name in sorted(strangers))
+    yield from (f"membership was asked of step {name} twice" for name in _twice(step.step for step in found.steps))
+    for step in found.steps:
+        if step.found > step.members or step.false > step.nonmembers:
+            yield f"more texts of step {step.step} are named than there are candidates"
+    yield from (
+        f"membership at {rate} is there twice" for rate in _twice(f"{point.false_rate:g}" for point in found.points)
+    )
+    for point in found.points:
+        most = ((point.found, found.members), (point.base, found.members), (point.false, found.nonmembers))
+        more = ((point.null, found.null_candidates), (point.calibration, found.calibration))
+        if any(k > n for k, n in (*most, *more)):
+            yield f"membership at {point.false_rate:g} names more texts than there are candidates"
+    first = found.at(FALSE_RATES[0])
+    if first is not None and (first.found, first.false) != (
+        sum(step.found for step in found.steps),
+        sum(step.false for step in found.steps),
+    ):
+        yield f"membership names {first.found} texts at {first.false_rate:g}, and its steps add up to another number"
+    if not found.right <= found.guesses <= found.pairs <= found.members:
+        yield f"membership has {found.right} right guesses of {found.guesses}, and {found.pairs} pairs of {found.members} members"
+    if found.calibration_texts > found.calibration or found.control_found > found.control_texts:
+        yield "membership counts more calibration texts than scores, or more named texts of a known batch than it has"
 
 
 def _coverage(results: Results) -> Iterator[str]:

@@ -100,9 +100,17 @@ def over_rounds(
     Raises:
         ValueError: there are no rounds.
     """
-    if not rounds:
+    return mean_over_rounds([number(members, others) for members, others in rounds], confidence)
+
+
+def mean_over_rounds(values: Sequence[float], confidence: float = 0.95) -> Bounds:
+    """Bound the mean of one number for each round; see `over_rounds`.
+
+    Raises:
+        ValueError: there are no rounds.
+    """
+    if not values:
         raise ValueError("no rounds")
-    values = [number(members, others) for members, others in rounds]
     draw = random.Random(0)
     means = [math.fsum(draw.choices(values, k=len(values))) / len(values) for _ in range(RESAMPLES)]
     return Bounds(percentile(means, 1 - confidence), percentile(means, confidence), "bootstrap over rounds")

@@ -26,6 +26,7 @@ from pydantic import (
 from leakaudit.results import former_keys
 from leakaudit.results.conformance import Conformance
 from leakaudit.results.former_keys import read_into_scores, written_from_scores
+from leakaudit.results.membership import Membership
 
 SCHEMA = "leakaudit.results/1.8"
 """Version of the schema.
@@ -38,8 +39,9 @@ for each kind of recovery which attack recovered the canary (`Controls.kinds`) a
 its own guess `own_score`, which was `confidence`, and has the stamp `rescaled`. 1.6 has marks of the steps that two audits share. 1.7 has what a defence costs: intervals
 of its utility (`Utility`), time and traffic (`Price`), and the epsilon that an accountant gives (`Privacy`); the policy as it was when the run
 began, the base model, the data, the artefacts, and the runs of trackers (`TrackerRun`). 1.8 has what the updates show of the noise that an
-accountant assumes (`Conformance`), the bounds on epsilon that recovered secrets give (`Canary`), whether the texts were invented
-(`Subject.data_invented`), which parameters told an attack what it read (`Attempt.told_by`), and the learning rate of a step.
+accountant assumes (`Conformance`), the bounds on epsilon that recovered secrets give (`Canary`), how many texts of the steps the updates name
+(`Membership`), whether the texts were invented (`Subject.data_invented`), which parameters told an attack what it read (`Attempt.told_by`), and the
+learning rate of a step.
 
 A reader of an earlier version ignores the keys that it does not know. If a file is earlier, keys that it lacks have their defaults.
 Whoever adds a key must raise the version, because the reader refuses an unknown key in a file of its own or an earlier version."""
@@ -867,6 +869,8 @@ class Results(ResultsModel):
     """Whether the updates carry the noise that an accountant assumes. None if the run declares no noise, and in results before 1.8."""
     canaries: tuple[Canary, ...] = ()
     """Bounds on epsilon from secrets that attacks recovered; empty if no step held one."""
+    membership: Membership | None = None
+    """How many texts of the steps the updates name. None if nobody asked or no step could be tested, and in results before 1.8."""
     coverage: Coverage = Coverage.model_construct()
     overhead: Overhead = Overhead.model_construct()
     catalogue: Catalogue = Catalogue.model_construct()

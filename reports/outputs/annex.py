@@ -9,7 +9,7 @@ OWASP AISVS 1.0, chapter C11; OWASP AI Testing Guide, AITG-MOD-05.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit.errors import ResultsError
 from leakaudit.gate.events import EVENTS
@@ -22,6 +22,7 @@ from leakaudit.reports.redaction import redact
 from leakaudit.reports.wording import date_and_time, meaning, rule_bounds, rule_seen
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.conformance import in_words
+from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.recovery import join
 from leakaudit.results.schema import Results, TextMode
 from leakaudit.results.wording import counted
@@ -113,16 +114,19 @@ def _head(results: Results, verdict: Verdict) -> list[str]:
 def _rows(results: Results, verdict: Verdict) -> Iterable[Row]:
     about = [rule for rule in verdict.rules if rule.defense in (SHIPPED, shipped_column(results))]
     claims = [rule for rule in about if rule.kind == "claimed_epsilon"]
-    shipped = [rule for rule in about if rule not in claims]
+    shipped = [rule for rule in about if rule.kind not in ("claimed_epsilon", "membership")]
     texts = [rule for rule in shipped if not _about_labels(rule)]
     labels = [rule for rule in shipped if _about_labels(rule)]
     every, on_texts = _attacks(results, shipped), _attacks(results, texts)
     open_ends = _open_ends(results)
-    yield _imported(
-        "EDPB Opinion 28/2024, para 55 (i) attribute and membership inference",
-        verdict,
-        "membership",
-        "attribute inference; membership of real records",
+    yield _with_membership(
+        results,
+        _imported(
+            "EDPB Opinion 28/2024, para 55 (i) attribute and membership inference",
+            verdict,
+            "membership",
+            "attribute inference; membership of real records",
+        ),
     )
     yield Row(
         "EDPB Opinion 28/2024, para 55 (ii) exfiltration",
@@ -172,6 +176,16 @@ def _rows(results: Results, verdict: Verdict) -> Iterable[Row]:
         _result([*texts, *labels]),
         f"inversion by queries to a deployed model, limits on queries; {open_ends}",
     )
+
+
+def _with_membership(results: Results, row: Row) -> Row:
+    """Return a row on membership with what the updates of single steps say of it."""
+    if results.membership is None:
+        return row
+    tested, result = "membership of texts in single client updates", members_in_words(results.membership)
+    if row.tested != NOT_TESTED:
+        tested, result = f"{row.tested}; {tested}", f"{row.result} {result}"
+    return replace(row, tested=tested, result=result)
 
 
 def _imported(clause: str, verdict: Verdict, subject: str, lacking: str) -> Row:

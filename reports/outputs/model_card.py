@@ -13,6 +13,7 @@ from leakaudit.reports.redaction import redact
 from leakaudit.reports.wording import date_and_time, meaning, short_digest
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.canaries import bounded, bounds_on, strongest
+from leakaudit.results.membership import in_words as members_in_words
 from leakaudit.results.privacy import SHIPPED as SHIPPED_LABEL
 from leakaudit.results.privacy import shipped_in_words
 from leakaudit.results.recovery import in_words, join, recovered
@@ -24,7 +25,7 @@ MOST_NAMES = 6
 
 
 def model_card(results: Results, verdict: Verdict) -> str:
-    """Return a Markdown section of at most eleven lines for the card of a model.
+    """Return a Markdown section of at most twelve lines for the card of a model.
 
     It never says that a model is private: an audit bounds the attacks that it made, on the updates that it saw.
 
@@ -45,6 +46,7 @@ def model_card(results: Results, verdict: Verdict) -> str:
         "For contrast": _contrast(public),
         "Adversary": _adversary(public),
         "Differential privacy": _privacy(public),
+        **({} if public.membership is None else {"Membership": members_in_words(public.membership)}),
         "Not tested": _not_tested(public),
         "Verdict": f"{verdict.verdict} by the policy {verdict.policy} ({short_digest(verdict.policy_digest)}). {meaning(verdict)}{_waived(verdict)}{_changed(verdict)}",
         "Dated": _dated(public, verdict),

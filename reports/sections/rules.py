@@ -71,7 +71,7 @@ class Finding:
 
 def _reason(rule: RuleVerdict) -> Hashable:
     """Return what rules of one finding have in common."""
-    if not rule.n and not rule.imported and rule.kind != "claimed_epsilon":
+    if not rule.n and not rule.imported and rule.kind not in ("claimed_epsilon", "membership"):
         return rule.word, "no evidence"
     if rule.status is Status.INCONCLUSIVE and rule.k == 0:
         return rule.word, rule.reasons
@@ -99,6 +99,8 @@ def _title(rule: RuleVerdict) -> str:
     """Return a finding in a few words."""
     if rule.kind == "claimed_epsilon":
         return "Claimed epsilon"
+    if rule.kind == "membership":
+        return "Texts of the steps that the update names"
     if not rule.n:
         return "No evidence"
     if rule.imported:

@@ -111,9 +111,9 @@ def test_a_language_model_needs_no_labels() -> None:
 
 
 def test_calibration_scores_are_standard() -> None:
-    """They are residuals of a fit with a constant, divided by their spread."""
+    """They are residuals of fits to the other texts, divided by the residuals' spread."""
     scores = _score(_seen(_part(0, MEMBERS))).calibration
-    assert float(scores.mean()) == pytest.approx(0.0, abs=1e-8)
+    assert float(scores.mean()) == pytest.approx(0.0, abs=0.05)
     assert float(scores.std()) == pytest.approx(1.0, abs=0.1)
 
 

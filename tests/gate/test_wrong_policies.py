@@ -83,7 +83,7 @@ WRONG = {
     ),
     "two limits": (
         HEAD + RULE + "    max_rate: 0.05\n",
-        "4: rules[0]: rule 'a' needs exactly one of max_rate, max_count, max_value, versus_baseline, claimed_epsilon; found max_rate and max_count",
+        "4: rules[0]: rule 'a' needs exactly one of max_rate, max_count, max_value, versus_baseline, claimed_epsilon, membership; found max_rate and max_count",
     ),
     "metric without statistic": (
         changed("    statistic: p95\n", "", METRIC),

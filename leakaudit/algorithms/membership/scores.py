@@ -86,7 +86,31 @@ def scores_of(seen: Observation, candidates: Readings, calibration: Readings) ->
     Raises:
         SnapshotError: the update is zero.
     """
-    update = calibration.of_update(_comparable(seen)).cpu()
+    return scores_from(entries_of(seen, calibration), candidates, calibration)
+
+
+def entries_of(seen: Observation, readings: Readings) -> Tensor:
+    """Return (P,) float32: the read entries of an update on the CPU.
+
+    They have the form that sums of gradients resemble best: the movement of Adam, or the gradient behind another optimizer's step.
+    """
+    return readings.of_update(_comparable(seen)).cpu()
+
+
+def scores_from(update: Tensor, candidates: Readings, calibration: Readings) -> MembershipScores:
+    """Return `membership_scores` from the entries of any update.
+
+    The calibration scores are those of texts that their own fit did not see (leave-one-out residuals: Cook and Weisberg 1982, section 2.2), as
+    it did not see the candidates.
+
+    Args:
+        update: (P,) float32, from `entries_of` or made of gradients.
+        candidates: of N texts.
+        calibration: of M texts, read on the same entries.
+
+    Raises:
+        SnapshotError: the update is zero.
+    """
     if not bool(update.any()):
         raise SnapshotError("the update is zero in all layers, so it says nothing about who was in the round")
     gradients = torch.cat([calibration.gradients, candidates.gradients])
@@ -96,8 +120,13 @@ def scores_of(seen: Observation, candidates: Readings, calibration: Readings) ->
     fit = torch.linalg.lstsq(known, mine[:, None], driver="gelsd").solution[:, 0]
     rest = mine - known @ fit
     spread = rest.square().sum().div(max(1, len(rest) - known.shape[1])).sqrt().clamp_min(1e-300)
+    leverage = (known @ torch.linalg.pinv(known)).diagonal()  # (M,)
     theirs = candidates.largest(found[len(calibration.text) :]) - _covariates(candidates) @ fit
-    return MembershipScores(theirs / spread, rest / spread)
+    return MembershipScores(theirs / spread, rest / (1 - leverage).clamp_min(_LEAST_FREE) / spread)
+
+
+_LEAST_FREE = 0.05
+"""Least part of a calibration text that its fit leaves free. Our choice: one text that fixes the fit alone then has no endless score."""
 
 
 def _covariates(texts: Readings) -> Tensor:
