@@ -96,7 +96,7 @@ def stated_by_mods(call_next: ClientAppCallable) -> dict[str, Any]:
         epsilon, delta = float(numbers["epsilon"]), float(numbers["delta"])
         # sensitivity and formula of `LocalDpMod` (flwr 1.41, clientapp/mod/localdp_mod.py)
         sigma = float(found[0].sensitivity) * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-        options = {"bound": float(found[0].clipping_norm), "sigma": sigma}
+        options: dict[str, float | int | str | bool] = {"bound": float(found[0].clipping_norm), "sigma": sigma}
         PluginSpec(name="clip-noise", options=options)
         stated = known.model_dump(mode="json", exclude_unset=True)
         return {"privacy": stated, "shipped_defense": {"name": "clip-noise", "options": options}}

@@ -94,7 +94,7 @@ def test_the_gate_fails_a_claim_that_the_updates_contradict() -> None:
 
 
 def test_a_run_that_is_contradicted_stays_so_among_others() -> None:
-    """Wrong: the first run's table for all, which lets a wrong run pass beside a right one."""
+    """Wrong: the first run's table for all."""
     right, wrong = results_with(RIGHT), results_with(WRONG)
     wrong = wrong.model_copy(update={"run": wrong.run.model_copy(update={"id": "other"})})
     for runs in ((right, wrong), (wrong, right), (results_with(), wrong)):
