@@ -77,5 +77,5 @@ def in_words(found: Conformance) -> str:
         return f"{CONTRADICTED}: {' '.join(one.sentence for one in found.contradicted)}"
     tested = [one.about for one in found.checks if one.outcome == "not contradicted"]
     if not tested:
-        return "No assumption of the accountant was tested."
+        return "Nothing was tested of what the accountant assumes."
     return f"Not contradicted by {counted(len(found.steps), 'measured step')} ({', '.join(dict.fromkeys(tested))}); this does not confirm an epsilon."
