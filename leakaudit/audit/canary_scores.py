@@ -1,7 +1,8 @@
-"""Scores of a canary gradient in a released update, with the noise redrawn.
+"""Scores a canary gradient in updates whose noise is drawn again.
 
-The noise of a private step is the client's own. From one stored step it can be drawn again as often as wanted, without training. The scores with
-and without the canary then show how far apart the mechanism keeps two neighbouring data sets in this step.
+The client of a private step adds the noise itself. So from one stored step it can be drawn again as often as wanted, without training. The scores with
+and without the canary then show how well these two neighbouring data sets can be told apart in this step, without sampling. They are about the noise that
+`Release` draws, and not about the draw that was sent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from leakaudit.client.observation import Update
 from leakaudit.results.epsilon_bounds import Detections, detection_mu
 
 DRAWS = 1000
-"""Draws of the noise, with the canary and without. Our choice: they show a mu up to 5.4."""
+"""Draws of the noise with the canary, and as many without. Our choice: they can show a mu of up to 5.4 (1,000 and 0 hits, 95 % confidence)."""
 
 Release = Callable[[Update, torch.Generator], Update]
 """Returns what is sent of an update before noise: the run's own mechanism, or a declared one."""
@@ -49,7 +50,8 @@ class CanaryScores:
     def mu(self, confidence: float = 0.95) -> float:
         """Bound mu of one step from below; see `detection_mu` for its conditions.
 
-        A claim of mu for one step that lies below is contradicted. A bound below the claim confirms nothing.
+        A claim of mu for one step, without sampling, that is smaller than the bound is contradicted with this confidence. A bound below the claim confirms
+        nothing.
         """
         return detection_mu(self.detections(), confidence=confidence)
 
@@ -60,7 +62,7 @@ def canary_scores(
     """Score a canary in many releases of one step.
 
     The score of a release u is <u - without, d> / ||d|| with d = with - without. For Gaussian noise of standard deviation s in every entry
-    the scores are N(||d||, s^2) and N(0, s^2), so mu = ||d|| / s, the best that any test of this step can have. Source: Nasr et al. 2023
+    the scores are N(||d||, s^2) and N(0, s^2), so mu = ||d|| / s, and no test tells these two updates apart better. Source: Nasr et al. 2023
     (arXiv 2302.07956), section 5, gradient canaries; the redrawing of known noise is our own.
 
     Args:

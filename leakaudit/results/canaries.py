@@ -1,4 +1,4 @@
-"""The words for what recovered secrets say of a claimed epsilon."""
+"""Says in words what recovered secrets show of a claimed epsilon."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def bounds_on(results: Results, defense: str) -> tuple[Canary, ...]:
 
 
 def strongest(found: Sequence[Canary]) -> Canary | None:
-    """Return the bound that says most: a contradiction before all others."""
+    """Return the largest bound; a contradiction comes before all others."""
     return max(found, key=lambda one: (one.verdict == "contradicted", one.epsilon_lower), default=None)
 
 
 def canary_epsilon(one: Canary) -> float:
     """Return the lower bound on epsilon that the counts of a bound give.
 
-    The bounds of all attacks under a defence hold together, because each has its share of the error (Bonferroni). It is 0 if there were as many
-    guesses as values.
+    The bounds of all attacks under a defence hold together with the confidence, because each has its share of the error (Bonferroni). Bounds under
+    different defences do not share it. The bound is 0 if there were as many guesses as values.
     """
     if not one.k or not 1 <= one.guesses < one.values:
         return 0.0
@@ -83,7 +83,7 @@ def bounded(one: Canary) -> str:
 def against_claim(one: Canary) -> str:
     """Return what a bound says of the claim of one step, in a sentence."""
     if one.claimed is None:
-        return "Nothing claims an epsilon of one step."
+        return "Nobody claims an epsilon of one step."
     claim = f"epsilon = {one.claimed:.3g} for one step ({one.claimed_by})"
     if one.verdict == "contradicted":
         return f"This contradicts the claim of {claim}."

@@ -1,6 +1,6 @@
-"""Whether a run's updates carry the noise that its accountant assumes.
+"""What the updates of a run say of the assumptions of its accountant.
 
-A check that holds does not confirm an epsilon. It says that a statistical test of a stated level found nothing.
+A check without a finding does not confirm an epsilon: it says that a statistical test of a stated level found no contradiction.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from leakaudit.results.wording import counted
 
 Outcome = Literal["not contradicted", "contradicted", "not tested"]
 """What a check found. It never confirms."""
@@ -27,7 +29,7 @@ class ConformanceCheck(_Model):
     """One assumption of the accountant, and what the kept steps say of it."""
 
     about: Subject
-    """Which assumption."""
+    """The assumption."""
     outcome: Outcome
     """What was found; nothing is ever confirmed."""
     sentence: str
@@ -35,9 +37,9 @@ class ConformanceCheck(_Model):
     parameters: tuple[str, ...] = ()
     """Parameters that the finding is about; empty for all."""
     expected: FiniteFloat | None = None
-    """The number that the mechanism declares, such as the noise multiplier."""
+    """The number that the mechanism declares, such as 1 for measured over declared standard deviation of the noise."""
     observed: FiniteFloat | None = None
-    """The same number as the updates show it."""
+    """The same number, measured from the updates."""
     lower: FiniteFloat | None = None
     """Lower end of its 95 % interval; None without one."""
     upper: FiniteFloat | None = None
@@ -54,7 +56,7 @@ class Conformance(_Model):
     steps: tuple[str, ...]
     """Ids of the steps that were measured."""
     level: Annotated[FiniteFloat, Field(gt=0.0, lt=1.0)]
-    """Largest probability that a run is contradicted that does what it declares, over all statistical tests together."""
+    """Largest probability that any of the statistical tests contradicts a run that does what it declares."""
     checks: tuple[ConformanceCheck, ...]
     """One entry or more for each assumption."""
     left_out: tuple[str, ...] = ()
@@ -77,7 +79,7 @@ def in_words(found: Conformance) -> str:
     tested = [one.about for one in found.checks if one.outcome == "not contradicted"]
     if not tested:
         return "Nothing was tested of what the accountant assumes."
-    return f"Not contradicted by {len(found.steps)} measured steps ({', '.join(dict.fromkeys(tested))}); this does not confirm an epsilon."
+    return f"Not contradicted by {counted(len(found.steps), 'measured step')} ({', '.join(dict.fromkeys(tested))}); this does not confirm an epsilon."
 
 
 def joined(found: Iterable[Conformance | None]) -> Conformance | None:

@@ -1,7 +1,7 @@
 """Lower bounds on epsilon from what attacks recovered.
 
-A bound here can contradict a claimed epsilon. It never confirms one: a better attack might recover more. Every bound is a statement about the
-trials that were counted, and holds for what one trial shows the attacker: one step if the attacker sees one step.
+A bound here can contradict a claimed epsilon. It never confirms one: a better attack might recover more. A bound is about what the
+attacker sees in one trial: about one step if it sees one step, and about the whole run only if it sees the run.
 
 Only the standard library; the counts are bounded by Clopper and Pearson (`leakaudit.results.bounds`).
 """
@@ -19,15 +19,15 @@ Neighbours = Literal["add-remove", "replace-one"]
 """Which data sets epsilon compares: with and without one record, or with one record exchanged."""
 
 DELTA = 1e-5
-"""Delta where nobody names one; that of Abadi et al. 2016."""
+"""Delta if none is given; that of Abadi et al. 2016 (arXiv 1607.00133). A delta has to be far below 1 over the number of records."""
 
 
 @dataclass(frozen=True)
 class Secrets:
     """Trials in which an attack looked for a secret, and how many it recovered.
 
-    Conditions of every bound from them: each secret is drawn uniformly and independently of everything else; values and rule of guessing
-    were fixed before; the trials have independent noise.
+    Conditions of every bound from them: each secret is drawn uniformly and independently of everything else; the set of values and the rule
+    of guessing were fixed before; the record is in the data of each trial for certain; the trials have independent noise.
     """
 
     recovered: int
@@ -64,7 +64,7 @@ def secret_epsilon(
     """Bound epsilon from below by the secrets that an attack recovered.
 
     Own derivation. Let p be the probability that the secret is among the L guesses, and P_0 the distribution of the guesses without the
-    record. For add-remove, (epsilon, delta)-DP gives p <= e^epsilon L / M + delta, because under P_0 the guesses know nothing of the secret.
+    record. For add-remove, (epsilon, delta)-DP gives p <= e^epsilon L / M + delta, because under P_0 the guesses are independent of the secret.
     The complement gives 1 - L / M <= e^epsilon (1 - p) + delta. For replace-one, sum P_s(s in G, t not in G) <= e^epsilon
     P_t(s in G, t not in G) + delta over all pairs of values s and t: p (M - L + L e^epsilon) <= L e^epsilon + (M - 1) delta, so that
     p <= L e^epsilon / (L e^epsilon + M - L) + delta. Each is solved for epsilon, with the Clopper-Pearson lower bound of k of n in place of p.
@@ -117,7 +117,7 @@ def most_recovered(epsilon: float, delta: float, values: int, guesses: int = 1) 
 def most_recovered_gaussian(noise_multiplier: float, values: int, guesses: int = 1) -> float:
     """Return the largest probability of recovery from one Gaussian release.
 
-    Phi(Phi^-1(L / M) + 1 / noise_multiplier), for add-remove neighbours: a test at the rate of false hits L / M has no more hits. Source:
+    Phi(Phi^-1(L / M) + 1 / noise_multiplier), for add-remove neighbours: no test with a false positive rate of L / M has a larger true positive rate. Source:
     Hayes, Mahloujifar and Balle 2023 (arXiv 2302.07225), with Dong, Roth and Su 2022, Definition 2.6.
 
     Args:
@@ -152,9 +152,9 @@ def secret_mu(secrets: Secrets, *, confidence: float = 0.95) -> float:
 
 @dataclass(frozen=True)
 class Detections:
-    """Outcomes of one test with and without a record.
+    """Outcomes of one test in trials with and without a record.
 
-    The threshold of the test was fixed before the trials were looked at, and the trials have independent noise.
+    Conditions: the threshold was fixed before the trials were looked at; the trials have independent noise.
     """
 
     hits: int
@@ -171,9 +171,9 @@ class Detections:
                 raise ValueError(f"hits lie within 0..trials, got {k} of {n}")
 
     def rates(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return a lower bound of the hits' rate and an upper one of the false hits'.
+        """Bound the true positive rate from below and the false one from above.
 
-        Each has half of the error, so both hold together with the confidence (Bonferroni).
+        Each bound has half of the error, so both hold together with the confidence (Bonferroni).
         """
         each = (1 + confidence) / 2
         return lower_bound(self.hits, self.with_record, each), upper_bound(self.false_hits, self.without_record, each)
@@ -182,7 +182,8 @@ class Detections:
 def detection_epsilon(found: Detections, delta: float = 0.0, *, confidence: float = 0.95) -> float:
     """Bound epsilon from below by the outcomes of a test.
 
-    epsilon >= ln((TPR - delta) / FPR) and epsilon >= ln((1 - FPR - delta) / (1 - TPR)), with a lower bound of TPR and an upper bound of FPR.
+    epsilon >= ln((TPR - delta) / FPR) and epsilon >= ln((1 - FPR - delta) / (1 - TPR)), with a lower bound of the true positive rate TPR and an
+    upper bound of the false positive rate FPR.
     Source: Jagielski, Ullman and Oprea 2020 (arXiv 2006.07709), section 3; Kairouz, Oh and Viswanath 2015.
 
     Returns:
@@ -203,7 +204,8 @@ def detection_epsilon(found: Detections, delta: float = 0.0, *, confidence: floa
 def detection_mu(found: Detections, *, confidence: float = 0.95) -> float:
     """Bound mu of a Gaussian mechanism from below by the outcomes of a test.
 
-    mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), with upper bounds of both rates; 0 if these add up to 1 or more, because then they bound nothing.
+    mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), with upper bounds of the false positive rate FPR and the false negative rate FNR; 0 if these add up to 1 or
+    more, because then they bound nothing.
     `leakaudit.results.gaussian_dp.epsilon_of_mu` gives epsilon at a delta. It assumes that the mechanism is Gaussian. Source: Nasr et al.
     2023 (arXiv 2302.07956), section 4.
 

@@ -2,7 +2,8 @@
 
 A mechanism has mu-GDP if telling two neighbouring data sets apart from its output is at least as hard as telling N(0, 1) from N(mu, 1) by one
 draw. One release of a sum with sensitivity C and Gaussian noise of standard deviation sigma * C has mu = 1 / sigma. Source: Dong, Roth and Su
-2022, "Gaussian differential privacy" (arXiv 1905.02383).
+2022, "Gaussian differential privacy" (arXiv 1905.02383). With Poisson sampling a step is not mu-GDP with a smaller mu; see `leakaudit.audit.accounting` for
+its epsilon.
 
 Only the standard library.
 """
@@ -15,7 +16,7 @@ from statistics import NormalDist
 _NORMAL = NormalDist()
 
 _HALVINGS = 80
-"""Bisections of an interval; the result is exact to the last digits of a float."""
+"""Bisections of an interval. Our choice: the result is then exact to the last digits of a float."""
 
 _FAR = -30.0
 """Below this the tail of the normal distribution comes from its asymptotic series, because erfc becomes 0 at -38."""
@@ -48,8 +49,8 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Return the epsilon of mu-GDP at a delta.
 
-    It solves `delta_of_mu(mu, epsilon) = delta`; 0 if already epsilon = 0 has a smaller delta. A lower bound of mu gives a lower bound of
-    epsilon, if the mechanism is Gaussian.
+    It solves `delta_of_mu(mu, epsilon) = delta`; 0 if epsilon = 0 has this delta or a smaller one. A lower bound of mu gives a lower bound of
+    epsilon only for a mechanism that is one Gaussian release, without sampling.
 
     Args:
         mu: 0 or more.
@@ -76,7 +77,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def mu_of_rates(hits: float, false_hits: float) -> float:
     """Return the mu at which the best test has these two rates.
 
-    mu = Phi^-1(hits) - Phi^-1(false_hits). A mechanism with less mu has no test as good. Source: Dong, Roth and Su 2022, equation 6.
+    mu = Phi^-1(hits) - Phi^-1(false_hits). Under a smaller mu no test has both rates. Source: Dong, Roth and Su 2022, equation 6.
 
     Args:
         hits: share of true positives, or a lower bound of it, 0 to 1.
@@ -96,9 +97,9 @@ def mu_of_rates(hits: float, false_hits: float) -> float:
 
 
 def hits_of_mu(mu: float, false_hits: float) -> float:
-    """Return the largest share of hits that mu-GDP allows a test.
+    """Return the largest true positive rate that mu-GDP allows a test.
 
-    It is Phi(Phi^-1(false_hits) + mu), the largest share of true positives at this share of false positives. Source: Dong, Roth and Su 2022,
+    It is Phi(Phi^-1(false_hits) + mu), at the false positive rate `false_hits`. Source: Dong, Roth and Su 2022,
     Definition 2.6.
 
     >>> f"{hits_of_mu(1.0, 1e-6):.1e}"
@@ -113,7 +114,7 @@ def hits_of_mu(mu: float, false_hits: float) -> float:
 
 
 def false_hits_of_mu(mu: float, hits: float) -> float:
-    """Return the least share of false hits at which mu-GDP allows these hits.
+    """Return the least false positive rate at which mu-GDP allows these hits.
 
     It is Phi(Phi^-1(hits) - mu), the inverse of `hits_of_mu`.
 

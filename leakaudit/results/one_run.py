@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from one training run with many canaries.
 
 Each of m canaries was put into the run or left out by its own fair coin. An attacker who sees the run guesses r of the coins and abstains on the
-rest; v guesses are right. One run has a ceiling: with r guesses, all right, it shows at most -ln((1 - confidence)^(-1 / r) - 1). A secret from
-many values (`leakaudit.results.epsilon_bounds`) has a far higher one.
+rest; v guesses are right. The bound of one run is limited: with r guesses, all right, it is at most -ln((1 - confidence)^(-1 / r) - 1) at delta = 0. A
+secret from many values (`leakaudit.results.epsilon_bounds`) can give a far larger bound. Neighbours are data sets with and without one canary.
 
 Only the standard library.
 """
@@ -17,7 +17,7 @@ from leakaudit.results.bounds import at_least
 from leakaudit.results.gaussian_dp import false_hits_of_mu
 
 _HALVINGS = 60
-"""Bisections of an interval; the result is exact to the last digits of a float."""
+"""Bisections of an interval. Our choice: the result is then exact to the last digits of a float."""
 
 _LARGEST = 700.0
 """Largest epsilon or mu that is tried: e^700 is near the largest float."""
@@ -48,7 +48,7 @@ class Coins:
 
 
 def one_run_p_value(coins: Coins, epsilon: float, delta: float = 0.0) -> float:
-    """Return the largest probability of so many right guesses under a claim.
+    """Bound the probability of so many right guesses or more under a claim.
 
     p = beta + 2 m delta max_i (P(W >= v - i) - beta) / i, with W ~ Binomial(r, e^epsilon / (1 + e^epsilon)), beta = P(W >= v) and i from 1 to
     v. Source: Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), the main theorem, for an attacker who may abstain.
@@ -108,8 +108,9 @@ def one_run_mu(coins: Coins, *, confidence: float = 0.95) -> float:
 
     With alpha = 1 - confidence begin with r_v = alpha v / m and h_v = alpha (r - v) / m. For i = v - 1 down to 0: h_i = max(h_(i+1),
     Phi(Phi^-1(r_(i+1)) - mu)), and r_i = r_(i+1) + i / (r - i) (h_i - h_(i+1)). The claim is contradicted if r_0 + h_0 > r / m. Source:
-    Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), the recursion on r and h, for the trade-off curve of a Gaussian. It is tighter than
-    `one_run_epsilon`, and holds if the whole run is mu-GDP, as a claim of DP-SGD by an accountant nearly is.
+    Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235), the recursion on r and h, for the trade-off curve of a Gaussian. For a Gaussian
+    mechanism it is usually tighter than `one_run_epsilon`. It bounds mu of a run that is mu-GDP as a whole, such as steps without sampling. DP-SGD with Poisson sampling is
+    so only approximately (the limit of many steps, Bu et al. 2020, arXiv 1911.11607): there a contradicted mu alone does not contradict an epsilon.
 
     Raises:
         ValueError: the confidence does not lie between 0 and 1.
@@ -132,7 +133,10 @@ def _contradicts(coins: Coins, mu: float, alpha: float) -> bool:
 
 
 def _largest(contradicted: Callable[[float], bool]) -> float:
-    """Return the end of the numbers from 0 on that are contradicted; 0 for none."""
+    """Return the largest number that is contradicted; 0 if none is.
+
+    With a number every smaller one is contradicted, too.
+    """
     if not contradicted(0.0):
         return 0.0
     low, high = 0.0, 1.0

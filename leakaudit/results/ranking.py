@@ -1,4 +1,4 @@
-"""How well scores tell two groups apart: members of a round and others.
+"""Computes how well scores separate members of a round from other texts.
 
 Letters: m members, n others.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from leakaudit.results.bounds import Bounds, lower_bound, percentile, upper_bound
 
 RESAMPLES = 1_999
-"""Bootstrap resamples. Our choice: the chance error of a bound is then far below the width of an interval over few rounds."""
+"""Bootstrap resamples. Our choice: the random error of a bound is then far below the width of an interval over few rounds."""
 
 Scores = tuple[Sequence[float], Sequence[float]]
 """Scores of the members of one round, and of the others."""
@@ -59,7 +59,8 @@ def true_positive_rate(
 ) -> RateAt:
     """Return the share of members above all but a share of the others.
 
-    The threshold is the smallest score of another text above which at most floor(false_rate * n) of the n others are.
+    The threshold is the smallest score of another text above which at most floor(false_rate * n) of the n others are. It is fixed by these same others, so the
+    true false positive rate may be larger than `false_rate`, and with few others much larger.
 
     Args:
         members: scores.
@@ -90,7 +91,7 @@ def over_rounds(
 ) -> Bounds:
     """Bound the mean of a number over rounds by a percentile bootstrap of rounds.
 
-    Members of one round leak together, so whole rounds are drawn. With very few rounds the interval is too short.
+    Scores of one round depend on each other, so whole rounds are drawn. With very few rounds the interval is too short.
 
     Args:
         rounds: scores of members and others of each round.

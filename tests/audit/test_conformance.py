@@ -139,7 +139,7 @@ def stated(**more: Any) -> Privacy:
 def test_batches_of_one_size_are_no_poisson_samples() -> None:
     """Wrong: five batches of exactly 64 taken for Poisson samples."""
     found = sampling(sized([64] * 5, 64), [stated()], LEVEL / FAMILIES)
-    assert found.outcome == "contradicted" and "the batches are shuffled" in found.sentence
+    assert found.outcome == "contradicted" and "Shuffled batches have one size" in found.sentence
     few = sampling(sized([64], 64), [stated()], LEVEL / FAMILIES)
     assert few.outcome == "not contradicted"
 

@@ -112,7 +112,7 @@ def test_one_recovered_secret_of_a_million_bounds_epsilon() -> None:
     one = found(entries(1, 19))
     assert one.epsilon_lower == pytest.approx(7.844, abs=0.001)
     assert (one.k, one.n, one.guesses, one.verdict, one.covers) == (1, 20, 1, "no claim", "step")
-    assert "Nothing claims" in bounded(one)
+    assert "Nobody claims" in bounded(one)
 
 
 def test_a_claimed_noise_that_is_not_there_is_contradicted() -> None:

@@ -1,4 +1,4 @@
-"""The conformance of a run once more, from its kept snapshots."""
+"""Measures the kept snapshots of a run again, and judges the run by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an accountant assumes beside the noise: sampling and number of steps."""
+"""Checks what an accountant assumes besides the noise: sampling and steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from leakaudit.results.schema import Privacy
 from leakaudit.results.wording import counted
 
 ROOM = 0.99
-"""Share of the least possible epsilon below which a claim is contradicted. Our choice, for claims that were rounded down."""
+"""Share of the least possible epsilon below which a claim is contradicted. Our choice: a claim may have been rounded down."""
 
 
 def sampling(steps: Sequence[StepMeasured], stated: Sequence[Privacy], share: float) -> ConformanceCheck:
     """Return whether the batches are Poisson samples, as accountants of DP-SGD assume.
 
-    The sizes of Poisson samples differ. The test asks how probable it is that every measured size is so near to its mean; it is exact.
+    The sizes of Poisson samples are binomial. The p-value is the probability that all of them are as near to the expected size as the measured ones or
+    nearer. It is exact if the statement's sampling rate is. A small one shows that the sizes vary too little, as those of shuffled batches do; it does not show how
+    the batches were drawn.
 
     Args:
         steps: the measured steps.
@@ -52,17 +54,17 @@ def sampling(steps: Sequence[StepMeasured], stated: Sequence[Privacy], share: fl
             outcome="contradicted",
             sentence=(
                 f"All {len(sizes)} measured batches have {mean - far:g} to {mean + far:g} examples, which Poisson samples of {examples:,} examples at "
-                f"a rate of {rate:g} have with a probability of {chance:.2g}: the batches are shuffled, and the accountant assumes Poisson samples."
+                f"a rate of {rate:g} have with a probability of {chance:.2g}. Sizes of shuffled batches vary so little; the accountant assumes Poisson samples."
                 if far
                 else f"All {len(sizes)} measured batches have {mean:g} examples, which Poisson samples of {examples:,} examples at a rate of {rate:g} have "
-                f"with a probability of {chance:.2g}: the batches are shuffled, and the accountant assumes Poisson samples."
+                f"with a probability of {chance:.2g}. Shuffled batches have one size; the accountant assumes Poisson samples."
             ),
             tests=1,
         )
     return ConformanceCheck(
         about="sampling",
         outcome="not contradicted",
-        sentence=f"The sizes of {counted(len(sizes), 'batch', 'batches')} do not contradict Poisson samples (probability {chance:.2g}).",
+        sentence=f"The sizes of {counted(len(sizes), 'batch', 'batches')} do not contradict Poisson samples (p-value {chance:.2g}).",
         tests=1,
     )
 
@@ -79,7 +81,10 @@ def composition(
     noise_multiplier: float | None,
     message_multiplier: float | None = None,
 ) -> Iterator[ConformanceCheck]:
-    """Yield whether the stated epsilons are of the run's own steps and noise.
+    """Yield whether the stated epsilons fit the steps and the noise of the run.
+
+    The least epsilon is that of Poisson-sampled Gaussian steps whose updates are all seen, for data sets that differ by one example more or less. An epsilon
+    of the last model only, or of another way to sample, may be smaller.
 
     Args:
         stated: what is stated on the run's epsilon.
@@ -115,7 +120,7 @@ def _of_message(one: Privacy, multiplier: float | None) -> ConformanceCheck:
         f"The claim of epsilon = {claim:.3g} for one message is too small: {what} cannot have less than {least.value:.3g} at delta = "
         f"{one.delta:g} ({least.accountant})."
         if below
-        else f"An epsilon of {claim:.3g} is possible for {what} ({least.accountant}). Nothing adds the messages up."
+        else f"An epsilon of {claim:.3g} is possible for {what} ({least.accountant}). The epsilons of several messages are not added up."
     )
     return ConformanceCheck(
         about="composition",
@@ -147,7 +152,7 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
             about="composition",
             outcome="contradicted",
             sentence=(
-                f"{whose} counts with a noise multiplier of {one.noise_multiplier:g}, and the run declares {noise_multiplier:g}."
+                f"{whose} assumes a noise multiplier of {one.noise_multiplier:g}, and the run declares {noise_multiplier:g}."
             ),
             expected=one.noise_multiplier,
             observed=noise_multiplier,
@@ -156,7 +161,7 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
         return ConformanceCheck(
             about="composition",
             outcome="not tested",
-            sentence=f"The epsilon of {claim:.3g} cannot be computed again: noise, sampling rate, steps and delta have to be known.",
+            sentence=f"The epsilon of {claim:.3g} cannot be computed again: the noise multiplier, the sampling rate, the number of steps and delta have to be known.",
         )
     least = least_epsilon(float(noise), float(one.sampling_rate), int(steps), float(one.delta))
     if least.value is None:
@@ -167,10 +172,10 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
         )
     below = claim < ROOM * least.value
     said = (
-        f"{whose} says epsilon = {claim:.3g}, but {counted(int(steps), 'step')} with noise multiplier {noise:g} and sampling rate "
-        f"{one.sampling_rate:g} cannot have less than {least.value:.3g} at delta = {one.delta:g} ({least.accountant})."
+        f"{whose} says epsilon = {claim:.3g}, but {counted(int(steps), 'step')} with noise multiplier {noise:g} and Poisson samples at a rate "
+        f"of {one.sampling_rate:g} cannot have less than {least.value:.3g} at delta = {one.delta:g} ({least.accountant})."
         if below
-        else f"An epsilon of {claim:.3g} is possible for {counted(int(steps), 'step')} with the stated noise and sampling rate ({least.accountant})."
+        else f"An epsilon of {claim:.3g} is possible for {counted(int(steps), 'step')} with the stated noise and Poisson samples at the stated rate ({least.accountant})."
     )
     return ConformanceCheck(
         about="composition",

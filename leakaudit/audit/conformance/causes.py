@@ -1,4 +1,4 @@
-"""Usual mistakes that explain a wrong noise level or a wrong way to clip."""
+"""Usual mistakes that explain noise of a wrong standard deviation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cause_of(ratio: float, error: float, steps: Sequence[StepMeasured]) -> str:
 
     Args:
         ratio: measured standard deviation divided by the declared one.
-        error: largest relative error of the ratio.
+        error: relative error of the ratio within which a mistake fits.
         steps: the measured steps.
     """
     found = [cause.words for cause in _causes(steps[0]) if abs(cause.ratio / ratio - 1) <= error]
@@ -49,7 +49,7 @@ def _causes(step: StepMeasured) -> Iterator[Cause]:
             )
             yield Cause(
                 1 / math.sqrt(number),
-                f"each {one} adds 1/{number:g} of the noise, which shrinks when the {many} are averaged",
+                f"each {one} adds 1/{number:g} of the noise, drawn by itself, so that the sum has too little",
             )
             yield Cause(1 / number, f"the noise is divided by the number of {many} ({number:g}) once too often")
             yield Cause(number, f"the noise is not divided by the number of {many} ({number:g})")

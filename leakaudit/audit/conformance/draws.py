@@ -17,7 +17,7 @@ FEWEST_COMPARED = 64
 """Fewest entries of two parameters that are compared. Our choice."""
 
 DIFFERENT = 0.05
-"""Relative difference of a frequency from the expected one below which nothing is said of noise of another level. Our choice."""
+"""Smallest relative difference from the expected frequency that is reported if the standard deviation was estimated. Our choice."""
 
 
 def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, clipping: bool) -> ConformanceCheck:
@@ -26,8 +26,8 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
     Args:
         steps: the measured steps.
         share: level of these tests.
-        level: whether the noise has the declared level. If not, it is compared with a normal distribution of the measured level.
-        clipping: whether the signal is the declared one; nothing is tested if it is not.
+        level: whether the noise has the declared standard deviation. If not, the measured one is taken.
+        clipping: whether the clipping is contradicted; nothing is tested then.
     """
     parts = [part for step in steps for part in step.parameters if level or part.ratio > NO_NOISE]
     n = sum(part.entries for part in parts)
@@ -58,7 +58,7 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
         return ConformanceCheck(
             about="distribution",
             outcome="not contradicted",
-            sentence=f"The tails, the middle and the signs of {n:,} entries are those of a normal distribution.",
+            sentence=f"The tails, the middle and the signs of {n:,} entries do not contradict a normal distribution.",
             tests=len(bounds),
         )
     said = "; ".join(
@@ -75,13 +75,16 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
 
 
 _ESTIMATED = 1e-6
-"""Level of the same tests against a measured standard deviation, whose error they neglect. Our choice."""
+"""Level of the same tests where the standard deviation was estimated; they neglect its error. Our choice."""
 
 
 def independence(
     sketches: Sequence[Sketch], steps: Sequence[StepMeasured], share: float, signal: Signal
 ) -> ConformanceCheck:
-    """Return whether two steps, or two parameters, have the same noise."""
+    """Return whether two draws of noise are correlated.
+
+    A draw is the first entries of one parameter in one step. Every pair of draws is tested, with Bonferroni's correction.
+    """
     by_id = {step.step: step for step in steps}
     noisy = {(s.step, p.name) for s in steps for p in s.parameters if p.ratio > NO_NOISE}
     rows = [
@@ -113,7 +116,7 @@ def independence(
         return ConformanceCheck(
             about="independence",
             outcome="not contradicted",
-            sentence=f"No two of {counted(len(rows), 'draw')} of noise (steps and parameters) are alike.",
+            sentence=f"No two of {counted(len(rows), 'draw')} of noise (one for each parameter and step) are significantly correlated.",
             tests=tests,
         )
     across = [(a, b) for a, b in same if rows[a][0] != rows[b][0]]
@@ -140,16 +143,17 @@ def _share_of_zeros(row: torch.Tensor) -> float:
 
 
 _SPARSE = 0.5
-"""Share of entries near zero from which on a draw is not compared: the test assumes a normal distribution. Our choice."""
+"""Share of entries near zero from which on a draw is not compared, because the test assumes a normal distribution. Our choice."""
 
 _SUSPECT = 0.1
-"""Least correlation for which a p-value is computed, to save time. Our choice: below it none of 1,024 entries is significant at any level used."""
+"""Least correlation for which a p-value is computed, to save time. Our choice: 256 entries or fewer (`SKETCH`) then have a p-value above 0.1,
+which is above the level of a pair unless the run's level is above 0.5."""
 
 
 def _p_of_cosine(cosine: float, n: int) -> float:
     """Return the two-sided p-value of the cosine of two normal vectors.
 
-    It is exact for independent vectors of n entries: Student's t with n - 1 degrees of freedom.
+    It is exact for two independent vectors of n normal entries with mean 0: Student's t with n - 1 degrees of freedom.
     """
     t = cosine * math.sqrt((n - 1) / max(1e-300, 1 - cosine**2))
     return float(2 * stats.t.sf(abs(t), n - 1))

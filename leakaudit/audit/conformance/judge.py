@@ -1,7 +1,8 @@
 """Compares the measured steps of a run with what its accountant assumes.
 
-Every statistical test is exact where the run does what it declares, and the tests share one level (Bonferroni): a fifth of it for each of noise,
-clipping, distribution, independence and sampling.
+The tests share one level (Bonferroni): a fifth of it for each of noise, clipping, distribution, independence and sampling. If the run does what it
+declares, each p-value is exact or too large: rounding of the recomputation is allowed for. One approximation remains: directions that are added over steps are
+taken for fixed, and a later step's direction depends a little on the noise of earlier ones.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.wording import counted
 
 LEVEL = 0.01
-"""Largest probability that a correct run is contradicted. Our choice."""
+"""Largest probability that the statistical tests contradict a correct run. Our choice."""
 
 FAMILIES = 5
-"""Kinds of statistical tests that share the level."""
+"""Kinds of statistical tests that share the level; the module names them."""
 
 INTERVAL = 0.95
-"""Confidence of the intervals in the results. They decide nothing."""
+"""Confidence of the intervals in the results. Our choice; no check is decided by them."""
 
 MOST_NAMED = 4
 """Most parameters that a sentence names. Our choice."""
@@ -50,7 +51,9 @@ class Pooled:
 
     entries: int
     squares: float
+    """Sum of the squared residuals, each divided by the declared standard deviation."""
     rounding: float
+    """Largest L2 norm of the residual that rounding alone explains, in the same unit."""
 
     @property
     def ratio(self) -> float:
@@ -66,7 +69,7 @@ class Pooled:
     def p_value(self) -> float:
         """Return the two-sided p-value of a ratio of 1.
 
-        What rounding may have added or taken is left out.
+        Rounding may have made the norm larger or smaller; the p-value is the largest that this allows.
         """
         norm = math.sqrt(self.squares)
         most, least = (norm + self.rounding) ** 2, max(0.0, norm - self.rounding) ** 2
@@ -74,7 +77,7 @@ class Pooled:
 
     @property
     def error(self) -> float:
-        """Relative error of the ratio, four standard errors and rounding."""
+        """Relative error of the ratio: four standard errors, and rounding."""
         return 4 / math.sqrt(2 * self.entries) + self.rounding / math.sqrt(self.squares or 1.0)
 
     @classmethod
@@ -137,7 +140,7 @@ def _under(step: StepMeasured, clipping: _Clipping) -> StepMeasured:
 def _noise(steps: Sequence[StepMeasured], share: float, unknown_signal: bool) -> Iterator[ConformanceCheck]:
     """Yield the checks of the noise level, by parameter and by step."""
     if unknown_signal:
-        said = "The level of the noise is not tested, because it is not known what the signal is."
+        said = "The level of the noise is not tested, because the update below the noise is not known."
         yield ConformanceCheck(about="noise", outcome="not tested", sentence=said)
         return
     by_name = _by_parameter(steps)
@@ -151,7 +154,7 @@ def _noise(steps: Sequence[StepMeasured], share: float, unknown_signal: bool) ->
         yield ConformanceCheck(
             about="noise",
             outcome="not contradicted",
-            sentence=f"The noise is {whole.ratio:.4f} times as large as declared, interval {lower:.4f} to {upper:.4f}.",
+            sentence=f"The noise is {whole.ratio:.4f} times as large as declared, 95 % interval {lower:.4f} to {upper:.4f}.",
             **numbers,
         )
         yield _denominator(steps)
@@ -172,7 +175,7 @@ def _noise(steps: Sequence[StepMeasured], share: float, unknown_signal: bool) ->
 def _wrong_level(
     steps: Sequence[StepMeasured], rest: dict[str, Pooled], wrong: dict[str, Pooled], tests: int
 ) -> Iterator[ConformanceCheck]:
-    """Yield what is known of noise of another level."""
+    """Yield what is known of noise with another standard deviation."""
     if cause := _by_batch_size(steps, set(rest)):
         ratio = _together(rest).ratio
         yield ConformanceCheck(
@@ -214,9 +217,9 @@ _CLEAR = 0.05
 
 
 def _by_batch_size(steps: Sequence[StepMeasured], names: set[str]) -> str:
-    """Return the finding that each step is divided by its real batch size.
+    """Return the sentence that each step is divided by its real batch size.
 
-    Empty if it is not.
+    Empty if the noise does not fit this.
     """
     odd = [
         step
@@ -232,8 +235,8 @@ def _by_batch_size(steps: Sequence[StepMeasured], names: set[str]) -> str:
         if abs(pool.ratio / per - 1) > pool.error:
             return ""
     return (
-        "The sum is divided by the real number of examples of each batch and not by the expected one, which tells that number and changes "
-        "what one example can do (arXiv 2605.15648)."
+        "The sum is divided by the real number of examples of each batch and not by the expected one, which reveals that number and "
+        "changes how far one example can move the update (arXiv 2605.15648)."
     )
 
 
@@ -244,12 +247,12 @@ def _denominator(steps: Sequence[StepMeasured]) -> ConformanceCheck:
         return ConformanceCheck(
             about="denominator",
             outcome="not tested",
-            sentence="Every measured batch had the expected size, so dividing by its real size would not show.",
+            sentence="Every measured batch had the expected size, so a division by the real size could not be seen.",
         )
     return ConformanceCheck(
         about="denominator",
         outcome="not contradicted",
-        sentence=f"The divisor is the expected batch size, also in {counted(len(differ), 'step')} of another size.",
+        sentence=f"The noise fits a division by the expected batch size, also in {counted(len(differ), 'step')} with another size.",
     )
 
 
@@ -295,11 +298,11 @@ class _Clipping:
     signal: Signal
     """The rule that made it; the declared one if nothing contradicts it."""
     far: float
-    """Most standard errors from the declared one."""
+    """Largest distance from the declared one, in standard errors."""
     tests: int
     wrong: bool
     hidden: tuple[str, ...] = ()
-    """Other rules that these steps could not have shown."""
+    """Other rules that these steps cannot tell from the declared one."""
 
 
 def _clipping_of(steps: Sequence[StepMeasured], share: float) -> _Clipping:
@@ -317,11 +320,11 @@ def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[Confo
     """Yield the checks of the signal below the noise and of its sensitivity."""
     if not found.wrong:
         said = (
-            f"Below the noise is the update that the declared clipping gives, up to {found.far:.1f} standard errors in "
+            f"The update below the noise does not contradict the declared clipping: at most {found.far:.1f} standard errors from it in "
             f"{counted(found.tests, 'direction')}."
         )
         if found.hidden:
-            said += f" The noise hides whether the gradients are clipped otherwise: {', '.join(found.hidden)}."
+            said += f" The noise hides whether the gradients are clipped in another way: {', '.join(found.hidden)}."
         yield ConformanceCheck(about="clipping", outcome="not contradicted", sentence=said, tests=found.tests)
     else:
         yield ConformanceCheck(

@@ -38,10 +38,10 @@ DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_PASS, MEAN = (
 """Ways to clip, as the results name them."""
 
 MOST_ENTRIES = 200_000_000
-"""Parameters up to which other ways to clip are compared. Our choice: the five sums then take 4 GB."""
+"""Largest number of trained entries for which other ways to clip are compared. Our choice: five sums in float32 then take 4 GB."""
 
 MOST_EXAMPLES = 64
-"""Examples whose directions are compared; each costs a second backward pass. Our choice."""
+"""Largest number of examples whose directions are compared; each costs a second backward pass. Our choice."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class _Added:
 
 @dataclass(frozen=True)
 class Sums:
-    """The updates without noise that different ways to clip would have made."""
+    """The updates without noise that different ways to clip give."""
 
     updates: Mapping[str, Update]
     """Way to clip -> update."""
@@ -285,7 +285,7 @@ class _Examples:
 def _along_examples(
     step: ClientStep, clipping: ExampleClipping, found: Mapping[str, Tensor], sigma: Mapping[str, float], sums: Sums
 ) -> _Examples:
-    """Return the largest product of the residual with one example's direction.
+    """Return the largest inner product of the residual with an example's direction.
 
     And how far one example moves the mean of the batch, if the mean is clipped as a whole.
     """

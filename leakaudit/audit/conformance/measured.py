@@ -1,4 +1,4 @@
-"""What the conformance of a step is judged by: sums over its residual.
+"""Holds the sums over a step's residual by which its conformance is judged.
 
 The residual of a step is (observed update - expected update) / sigma for each entry, with the declared sigma. If the step did what it declares,
 its entries are independent draws of a standard normal distribution.
@@ -23,7 +23,7 @@ below the one and 0.27 % beyond the other."""
 
 
 NO_NOISE = 0.1
-"""Share of the declared standard deviation below which a parameter is said to carry no noise. Our choice."""
+"""Share of the declared standard deviation below which a parameter counts as one without noise. Our choice."""
 
 
 class Measured(BaseModel):
@@ -44,17 +44,17 @@ class ParameterNoise(Measured):
     rounding: float
     """Largest L2 norm of the residual that rounding alone explains."""
     along: float
-    """Product of the residual with the expected update of this parameter, divided by that update's norm; 0 where it is zero."""
+    """Inner product of the residual with the expected update of this parameter, divided by that update's norm; 0 if the update is zero."""
     near: int
-    """Entries below `NEAR`."""
+    """Entries whose absolute value is below `NEAR`."""
     far: int
-    """Entries beyond `FAR`."""
+    """Entries whose absolute value is above `FAR`."""
     positive: int
     """Entries above zero."""
     seen: float
-    """Sum of the squares of the observed update, divided by sigma."""
+    """Sum of the squares of the observed update, divided by sigma squared."""
     rules: tuple[tuple[float, float], ...]
-    """For each of the step's rules the product of the observed update with it, and its squared norm, both divided by sigma squared."""
+    """For each of the step's rules the inner product of the observed update with it, and its squared norm, both divided by sigma squared."""
 
     def squares_under(self, rule: int, factor: float) -> float:
         """Return the squared norm of the residual under a rule.
@@ -75,9 +75,9 @@ class Rule(Measured):
 
     name: str
     product: float
-    """Product of the observed update with it, both divided by sigma."""
+    """Inner product of the observed update with it, both divided by sigma."""
     squares: tuple[float, ...]
-    """Its products with each of the step's rules, divided by sigma squared, in their order."""
+    """Its inner products with the updates of all rules of the step, in their order, divided by sigma squared."""
     sensitivity: float | None
     """Largest L2 norm by which one example of the batch changes the sum, divided by the declared bound; None if unknown."""
 
@@ -106,11 +106,11 @@ class StepMeasured(Measured):
     rules: tuple[Rule, ...] = ()
     """The declared way of clipping comes first."""
     largest_along_example: float = 0.0
-    """Largest absolute product of the residual with the direction of one example's gradient."""
+    """Largest absolute inner product of the residual with the direction of one example's gradient, in standard errors."""
     tested_examples: int = 0
     """Number of examples whose directions were compared."""
     rounding_along: float = 0.0
-    """Largest product of the residual with a direction that rounding alone explains."""
+    """Largest inner product of the residual with a direction that rounding alone explains."""
 
     @property
     def squares(self) -> float:
@@ -204,7 +204,7 @@ def sketch_of(step: str, updates: Sequence[Mapping[str, Tensor]], sigma: Mapping
 
 
 def products_of(updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return the products of updates with each other, divided by sigma squared.
+    """Return the inner products of updates with each other, over sigma squared.
 
     Parameter name -> (n, n) float64 for n updates.
     """

@@ -1,4 +1,4 @@
-"""The conformance of an audit.
+"""Measures the conformance of the steps of an audit.
 
 Every step is measured when it is verified, and the run is judged at its end.
 """

@@ -1,4 +1,4 @@
-"""Which way of clipping made the signal below the noise."""
+"""Finds which way of clipping explains the update below the noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakaudit.audit.conformance.measure import BY_LAYER, BY_PARAMETER, BY_PASS,
 from leakaudit.audit.conformance.measured import StepMeasured
 
 COST_OF_A_FACTOR = 10.0
-"""Gain of twice the log-likelihood that a fitted factor has to bring. Our choice: chance brings it in one of 600 cases."""
+"""Gain in twice the log-likelihood that a fitted factor needs. Our choice: chance alone gives it in about one of 600 cases (chi-squared, one degree)."""
 
 SAME = 1e-8
 """Share of the declared update's squared norm below which another rule gives the same update. Our choice: rounding of float32."""
@@ -38,17 +38,17 @@ AS_DECLARED = Signal(DECLARED)
 
 
 def excess(steps: Sequence[StepMeasured]) -> float:
-    """Return by how much larger than declared the noise is, at least 1.
+    """Return the noise's standard deviation over the declared one, at least 1.
 
-    Distances are divided by it, so that a wrong level alone shows no wrong clipping.
+    Distances are divided by it, so that noise that is only too large does not look like wrong clipping.
     """
     return max(1.0, math.sqrt(sum(s.squares for s in steps) / sum(s.entries for s in steps)))
 
 
 def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
-    """Yield how many standard errors the residual has along each rule.
+    """Yield the length of the residual along each rule's update, in standard errors.
 
-    And along the rule's difference from the declared one.
+    And along the difference of that update from the declared one.
     """
     level = excess(steps)
     for name in _names(steps):
@@ -69,13 +69,13 @@ def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
 
 
 def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
-    """Return the rules that the noise hides.
+    """Return the rules that cannot be told from the declared one under the noise.
 
-    Their updates are too near to the declared one to be told from it. A rule that gives the declared update itself hides nothing.
+    Their updates are too near to its update. A rule that gives the declared update itself hides nothing.
 
     Args:
         steps: the measured steps.
-        limit: standard errors from which on a difference is seen; two more are needed to see it with a probability of 97 %.
+        limit: standard errors from which on a difference is significant; a real one of `limit` + 2 is seen with a probability of 97 %.
     """
     hidden = []
     for name in _names(steps)[1:]:
@@ -92,7 +92,7 @@ def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
 
 
 def along_parameters(steps: Sequence[StepMeasured]) -> Iterator[float]:
-    """Yield how many standard errors each parameter's residual has along its update."""
+    """Yield each parameter's residual along its update, in standard errors."""
     along: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for step in steps:
         for one in step.parameters:
@@ -129,7 +129,7 @@ def best_signal(steps: Sequence[StepMeasured], limit: float) -> Signal:
 
 
 def _left(steps: Sequence[StepMeasured], signal: Signal) -> float:
-    """Return the most standard errors that are left along any rule."""
+    """Return the largest rest along any rule, in standard errors."""
     level, most = excess(steps), 0.0
     for name in _names(steps):
         product = squares = 0.0
@@ -158,7 +158,5 @@ def in_words(signal: Signal, steps: Sequence[StepMeasured], far: float) -> str:
         BY_PASS: f"The bound is applied to the mean of each micro-batch and not to each example{factor}{distance}.",
         MEAN: f"The bound is applied after the gradients are averaged and not to each example{factor}{distance}.",
     }
-    unknown = (
-        f"Below the noise is another update than the declared clipping gives{distance}; no usual mistake explains it."
-    )
+    unknown = f"The update below the noise is not the one that the declared clipping gives{distance}; no usual mistake explains it."
     return known.get(signal.rule, unknown) if signal.explains else unknown
