@@ -75,7 +75,8 @@ CONTRADICTED = "This run does not implement what its accountant assumes"
 def in_words(found: Conformance) -> str:
     """Return the whole comparison in a sentence or two."""
     if found.contradicted:
-        return f"{CONTRADICTED}: {' '.join(one.sentence for one in found.contradicted)}"
+        said = " ".join(one.sentence for one in found.contradicted)
+        return f"{CONTRADICTED}: {said} A correct run is contradicted with a probability of at most {found.level:.2g}."
     tested = [one.about for one in found.checks if one.outcome == "not contradicted"]
     if not tested:
         return "Nothing was tested of what the accountant assumes."

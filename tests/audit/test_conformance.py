@@ -216,7 +216,7 @@ def test_two_processes_that_each_add_half_of_the_noise_are_named() -> None:
 @pytest.mark.parametrize(
     ("name", "about", "words"),
     [
-        ("shuffled batches under a Poisson accountant", "sampling", "the batches are shuffled"),
+        ("shuffled batches under a Poisson accountant", "sampling", "Shuffled batches have one size"),
         ("epsilon for fewer steps than were taken", "composition", "for 2 steps, and the run took 4"),
     ],
 )

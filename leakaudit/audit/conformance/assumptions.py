@@ -30,7 +30,9 @@ def sampling(steps: Sequence[StepMeasured], stated: Sequence[Privacy], share: fl
     """
     known = next((one for one in stated if one.sampling != "unknown" and one.origin == "accountant"), None)
     known = known or next((one for one in stated if one.sampling != "unknown"), None)
-    counted_on = any(one.epsilon is not None and one.sampling_rate != 1 for one in stated)
+    counted_on = any(
+        one.epsilon is not None and one.sampling_rate is not None and one.sampling_rate < 1 for one in stated
+    )
     if known is not None and known.sampling == "shuffled" and counted_on:
         return ConformanceCheck(
             about="sampling",

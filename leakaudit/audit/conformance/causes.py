@@ -23,7 +23,7 @@ class Cause:
 
 
 def cause_of(ratio: float, error: float, steps: Sequence[StepMeasured]) -> str:
-    """Return the mistakes that explain a ratio, joined by `or`; empty if none does.
+    """Return the mistakes that explain a ratio, joined by `; or`; empty if none does.
 
     Args:
         ratio: measured standard deviation divided by the declared one.
@@ -31,7 +31,7 @@ def cause_of(ratio: float, error: float, steps: Sequence[StepMeasured]) -> str:
         steps: the measured steps.
     """
     found = [cause.words for cause in _causes(steps[0]) if abs(cause.ratio / ratio - 1) <= error]
-    return " or ".join(list(dict.fromkeys(found))[:MOST_CAUSES])
+    return "; or ".join(list(dict.fromkeys(found))[:MOST_CAUSES])
 
 
 def _causes(step: StepMeasured) -> Iterator[Cause]:

@@ -22,8 +22,8 @@ NEAR, FAR = 0.01, 3.0
 below the one and 0.27 % beyond the other."""
 
 
-NO_NOISE = 0.1
-"""Share of the declared standard deviation below which a parameter counts as one without noise. Our choice."""
+NO_NOISE = 0.01
+"""Share of the declared standard deviation below which a parameter is said to carry no noise. Our choice: rounding leaves 1e-6 to 1e-3."""
 
 
 class Measured(BaseModel):

@@ -53,19 +53,33 @@ def directions(steps: Sequence[StepMeasured]) -> Iterator[float]:
     level = excess(steps)
     for name in _names(steps):
         for minus in (0.0, 1.0) if name != DECLARED else (0.0,):
-            product = squares = rounding = 0.0
+            total = rounding = 0.0
+            seen = 0
             for step in steps:
-                number = next((n for n, rule in enumerate(step.rules) if rule.name == name), None)
-                if number is None:
+                if (found := _along(step, name, minus)) is None:
                     continue
-                rule, own = step.rules[number], step.rules[0]
-                cross = own.squares[number]
-                product += (rule.product - cross) - minus * (own.product - own.squares[0])
-                length = max(0.0, rule.squares[number] - 2 * minus * cross + minus**2 * own.squares[0])
-                squares += length
-                rounding += step.rounding_along * math.sqrt(length)
-            if squares > SAME * sum(step.rules[0].squares[0] for step in steps):
-                yield max(0.0, abs(product) - rounding) / math.sqrt(squares) / level
+                product, length = found
+                total += product / length
+                rounding += step.rounding_along
+                seen += 1
+            if seen:
+                yield max(0.0, abs(total) - rounding) / math.sqrt(seen) / level
+
+
+def _along(step: StepMeasured, name: str, minus: float) -> tuple[float, float] | None:
+    """Return the product of the residual with a direction, and the direction's norm.
+
+    The direction is the update of a rule less `minus` times the declared one. None where it is too short.
+    """
+    number = next((n for n, rule in enumerate(step.rules) if rule.name == name), None)
+    if number is None:
+        return None
+    rule, own = step.rules[number], step.rules[0]
+    cross = own.squares[number]
+    squares = rule.squares[number] - 2 * minus * cross + minus**2 * own.squares[0]
+    if squares <= SAME * own.squares[0] or squares <= 0:
+        return None
+    return (rule.product - cross) - minus * (own.product - own.squares[0]), math.sqrt(squares)
 
 
 def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
@@ -79,14 +93,8 @@ def unseen(steps: Sequence[StepMeasured], limit: float) -> list[str]:
     """
     hidden = []
     for name in _names(steps)[1:]:
-        squares = 0.0
-        for step in steps:
-            number = next((n for n, rule in enumerate(step.rules) if rule.name == name), None)
-            if number is not None:
-                own = step.rules[0]
-                squares += max(0.0, step.rules[number].squares[number] - 2 * own.squares[number] + own.squares[0])
-        same = squares <= SAME * sum(step.rules[0].squares[0] for step in steps)
-        if not same and math.sqrt(squares) / excess(steps) < limit + 2:
+        lengths = [found[1] for step in steps if (found := _along(step, name, 1.0)) is not None]
+        if lengths and sum(lengths) / math.sqrt(len(lengths)) / excess(steps) < limit + 2:
             hidden.append(name)
     return hidden
 
