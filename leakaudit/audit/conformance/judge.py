@@ -180,6 +180,17 @@ def _wrong_level(
         )
         return
     most = sum(pool.entries for pool in wrong.values()) > sum(pool.entries for pool in rest.values()) / 2
+    bare = [step for step in steps if step.ratio < NO_NOISE]
+    if bare and len(bare) < len(steps):
+        noisy = Pooled.of([(step.entries, step.squares, step.rounding) for step in steps if step not in bare])
+        said = f"No noise is on {counted(len(bare), 'step')} of {len(steps)}, such as {bare[0].step}"
+        said += (
+            ""
+            if noisy.p_value() > _SAME_LEVEL
+            else f"; that of the others is {noisy.ratio:.3g} times as large as declared"
+        )
+        yield _about(rest, f"{said}.", tests, Pooled.of([(one.entries, one.squares, one.rounding) for one in bare]))
+        return
     if most or not wrong:
         pool = _together(rest)
         yield _about(rest, _level_in_words("The noise", pool, steps, rest), tests, pool)
@@ -205,6 +216,9 @@ def _level_in_words(whose: str, pool: Pooled, steps: Sequence[StepMeasured], gro
 def _together(group: dict[str, Pooled]) -> Pooled:
     return Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
 
+
+_SAME_LEVEL = 1e-4
+"""P-value above which the noise of the other steps is said to have the declared level. Our choice; it decides only this clause."""
 
 _ALIKE = 0.01
 """Relative difference of two ratios that are named together, besides their errors. Our choice."""
@@ -333,11 +347,16 @@ def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[Confo
             tests=found.tests,
         )
     changes = [
-        rule.sensitivity for step in steps for rule in step.rules if rule.name == found.signal.rule and rule.sensitivity
+        rule.sensitivity * abs(found.signal.factor)
+        for step in steps
+        for rule in step.rules
+        if rule.name == found.signal.rule and rule.sensitivity
     ]
     if not changes or not found.signal.explains:
         return
     over = max(changes) > 1 + _ROOM
+    if found.signal.factor != 1 and not over:
+        return  # a fitted factor may have another cause than another bound
     said = (
         f"One example of the measured batches can change the sum by {max(changes):.3g} times the bound, where the accountant assumes 1."
         if over
