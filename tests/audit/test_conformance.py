@@ -80,6 +80,8 @@ OTHERS = {
     "noise in every second step": ("noise", "No noise is on 2 steps of 4"),
     "Laplace": ("distribution", "beyond 3 sigma, where a normal distribution has 0.270%."),
     "correlated steps": ("independence", "is not independent"),
+    "one draw for a row": ("independence", "as if one draw were used for several entries"),
+    "one row for a matrix": ("independence", "as if one draw were used for several entries"),
 }
 """Mistakes of `private_training.OTHERS`: what the check is about, and words of its sentence."""
 

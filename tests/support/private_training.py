@@ -212,6 +212,14 @@ def _correlated(step: int, number: int, shape: torch.Size) -> torch.Tensor:
     return (shared + torch.randn(shape)) * 0.5**0.5
 
 
+def _one_per_row(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape[:1]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def _one_row(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape[-1:]).expand(shape)
+
+
 OTHERS: dict[str, Callable[[Any, nn.Module], None]] = {
     "twice the bound": factors_of(lambda norms, bound: (2 * bound / norms).clamp(max=1.0)),
     "bound on shares of the mean": factors_of(lambda norms, bound: (len(norms) * bound / norms).clamp(max=1.0)),
@@ -219,6 +227,8 @@ OTHERS: dict[str, Callable[[Any, nn.Module], None]] = {
     "noise in every second step": drawn_by(_every_second),
     "Laplace": drawn_by(_laplace),
     "correlated steps": drawn_by(_correlated),
+    "one draw for a row": drawn_by(_one_per_row),
+    "one row for a matrix": drawn_by(_one_row),
 }
 """Name -> mistake that the benchmark does not have."""
 

@@ -140,6 +140,37 @@ def independence(
     )
 
 
+def repeated(steps: Sequence[StepMeasured], share: float) -> tuple[ConformanceCheck, ...]:
+    """Return a finding if the noise of a matrix repeats in its rows or in its columns.
+
+    The share of the sums of rows or columns in the squared norm has a beta distribution where the entries are independent normal draws of one
+    level; the test is exact at any level.
+
+    Args:
+        steps: the measured steps, whose signal is the declared one.
+        share: level of these tests.
+    """
+    named: list[str] = []
+    parts = [(one, axis) for step in steps for one in step.parameters for axis in range(len(one.sums))]
+    for one, axis in parts:
+        number, squares = one.sums[axis]
+        most = max(0.0, math.sqrt(squares) - one.rounding) ** 2 / max(one.squares, 1e-300)
+        if one.ratio > NO_NOISE:
+            p = float(stats.beta.sf(min(1.0, most), number / 2, (one.entries - number) / 2))
+            if p <= share / len(parts):
+                named.append(one.name)
+    if not named:
+        return ()
+    name, *others = names = tuple(dict.fromkeys(named))
+    more = f" and within {counted(len(others), 'more parameter')}" if others else ""
+    said = f"The noise within {name}{more} is not independent, as if one draw were used for several entries of a row or column."
+    return (
+        ConformanceCheck(
+            about="independence", outcome="contradicted", sentence=said, parameters=names, tests=len(parts)
+        ),
+    )
+
+
 def _share_of_zeros(row: torch.Tensor) -> float:
     return float((row.abs() < NEAR).double().mean())
 

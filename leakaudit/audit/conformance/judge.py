@@ -15,7 +15,7 @@ from typing import Any
 from scipy import stats
 
 from leakaudit.audit.conformance.causes import cause_of
-from leakaudit.audit.conformance.draws import distribution, independence
+from leakaudit.audit.conformance.draws import distribution, independence, repeated
 from leakaudit.audit.conformance.measure import Measurement
 from leakaudit.audit.conformance.measured import NO_NOISE, StepMeasured
 from leakaudit.audit.conformance.signal import (
@@ -98,12 +98,14 @@ def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[Conforman
     sketches = [one.sketch for one in found]
     steps = [one.step for one in found]
     clipping = _clipping_of(steps, share)
-    drawn = independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+    within = () if clipping.wrong else repeated(steps, share / 2)
+    steps = _without(steps, {name for one in within for name in one.parameters})
+    drawn = independence(sketches, [_under(step, clipping) for step in steps], share / 2, clipping.signal)
     apart = steps
     if drawn.outcome == "contradicted":  # equal draws are one sample
         apart = steps[:1]
         clipping = _clipping_of(apart, share)
-        drawn = independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+        drawn = independence(sketches, [_under(step, clipping) for step in steps], share / 2, clipping.signal)
     declared, apart = apart, [_under(step, clipping) for step in apart]
     noise = list(_noise(apart, share, clipping.wrong and not clipping.signal.explains))
     wrong = any(one.outcome == "contradicted" for one in noise)
@@ -111,8 +113,17 @@ def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[Conforman
         *noise,
         *_clipping(declared, clipping),
         distribution(apart, share, level=not wrong, clipping=clipping.wrong),
+        *within,
         drawn,
     )
+
+
+def _without(steps: list[StepMeasured], names: set[str]) -> list[StepMeasured]:
+    """Return the steps without some parameters, as long as others are left."""
+    left = [tuple(one for one in step.parameters if one.name not in names) for step in steps]
+    if not names or not all(left):
+        return steps
+    return [step.model_copy(update={"parameters": kept}) for step, kept in zip(steps, left, strict=True)]
 
 
 def _under(step: StepMeasured, clipping: _Clipping) -> StepMeasured:
