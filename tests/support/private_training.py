@@ -199,7 +199,8 @@ def drawn_by(draw: Callable[[int, int, torch.Size], torch.Tensor]) -> Callable[[
 
 
 def _laplace(step: int, number: int, shape: torch.Size) -> torch.Tensor:
-    return torch.distributions.Laplace(0.0, 0.5**0.5).sample(shape)
+    drawn: torch.Tensor = torch.distributions.Laplace(0.0, 0.5**0.5).sample(shape)
+    return drawn
 
 
 def _every_second(step: int, number: int, shape: torch.Size) -> torch.Tensor:
