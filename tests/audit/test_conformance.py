@@ -89,7 +89,7 @@ OTHERS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_cause_is_named_only_where_it_explains_the_updates(name: str) -> None:
-    """Wrong: a bound on the mean with a factor of 12 named for every kind of clipping; float16 named for Laplace noise."""
+    """Wrong: a bound on the mean named for every clipping, float16 for Laplace."""
     about, words = OTHERS[name]
     found = contradicted(checks(private_training.OTHERS[name]))
     assert words in found[about]

@@ -154,7 +154,7 @@ _HALF_SCALE = 3e-7
 
 
 def factors_of(rule: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[[Any, nn.Module], None]:
-    """Return a mistake: an example's gradient is multiplied by what a rule makes of the norms and the bound."""
+    """Return a mistake: a rule gives the factor of each example's gradient."""
 
     def make(optimizer: Any, model: nn.Module) -> None:
         def clip_and_accumulate() -> None:
