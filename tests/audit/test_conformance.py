@@ -18,7 +18,7 @@ from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.schema import Privacy
-from tests.support import tiny
+from tests.support import private_training, tiny
 
 pytest.importorskip("opacus")
 
@@ -79,6 +79,29 @@ def test_a_correct_training_is_not_accused(name: str) -> None:
     assert not contradicted(found)
     tested = {one.about for one in found if one.outcome == "not contradicted"}
     assert tested >= {"noise", "clipping", "distribution", "independence", "sensitivity"}
+
+
+OTHERS = {
+    "twice the bound": ("clipping", "times the update that the declared clipping gives"),
+    "bound on shares of the mean": ("clipping", "to each example's share of the mean loss"),
+    "only one example clipped": ("clipping", "no usual mistake explains it"),
+    "noise in every second step": ("noise", "No noise is on 2 steps of 4"),
+    "Laplace": ("distribution", "beyond 3 sigma, where a normal distribution has 0.270%."),
+    "correlated steps": ("independence", "is not independent"),
+    "one draw for a row": ("independence", "as if one draw were used for several entries"),
+    "one row for a matrix": ("independence", "as if one draw were used for several entries"),
+}
+"""Mistakes of `private_training.OTHERS`: what the check is about, and words of its sentence."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_cause_is_named_only_where_it_explains_the_updates(name: str) -> None:
+    """Wrong: a bound on the mean named for every clipping, float16 for Laplace."""
+    about, words = OTHERS[name]
+    found = contradicted(checks(private_training.OTHERS[name]))
+    assert words in found[about]
+    assert set(found) <= {about, *_FOLLOWS.get(about, ())}
 
 
 # ------------------------------------------------------------------------------------------------ steps made by hand

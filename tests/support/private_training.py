@@ -153,6 +153,87 @@ _HALF_SCALE = 3e-7
 """Unit of the gradients in float16: sigma is then below the smallest number of that type."""
 
 
+def factors_of(rule: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[[Any, nn.Module], None]:
+    """Return a mistake: a rule gives the factor of each example's gradient."""
+
+    def make(optimizer: Any, model: nn.Module) -> None:
+        def clip_and_accumulate() -> None:
+            norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in optimizer.params]).norm(dim=0)  # (B,)
+            factors = rule(norms, optimizer.max_grad_norm)
+            for p in optimizer.params:
+                p.summed_grad = torch.einsum("i,i...", factors, p.grad_sample)
+                _processed(p.grad_sample)
+
+        optimizer.clip_and_accumulate = clip_and_accumulate
+
+    return make
+
+
+def _one_clipped(norms: torch.Tensor, bound: float) -> torch.Tensor:
+    factors = torch.ones_like(norms)
+    factors[0] = (bound / norms[0]).clamp(max=1.0)
+    return factors
+
+
+def drawn_by(draw: Callable[[int, int, torch.Size], torch.Tensor]) -> Callable[[Any, nn.Module], None]:
+    """Return a mistake: another draw than a normal one, in units of sigma.
+
+    Args:
+        draw: gets the number of the step, that of the parameter and its shape.
+    """
+
+    def make(optimizer: Any, model: nn.Module) -> None:
+        done = 0
+
+        def add_noise() -> None:
+            nonlocal done
+            for number, p in enumerate(optimizer.params):
+                noise = optimizer.noise_multiplier * optimizer.max_grad_norm * draw(done, number, p.shape)
+                p.grad = (p.summed_grad + noise.view_as(p.summed_grad)).view_as(p)
+                _processed(p.summed_grad)
+            done += 1
+
+        optimizer.add_noise = add_noise
+
+    return make
+
+
+def _laplace(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    drawn: torch.Tensor = torch.distributions.Laplace(0.0, 0.5**0.5).sample(shape)
+    return drawn
+
+
+def _every_second(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape) * (step % 2)
+
+
+def _correlated(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    """Return noise of which half the variance is the same in all steps."""
+    shared = torch.randn(shape, generator=torch.Generator().manual_seed(number))
+    return (shared + torch.randn(shape)) * 0.5**0.5
+
+
+def _one_per_row(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape[:1]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def _one_row(step: int, number: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape[-1:]).expand(shape)
+
+
+OTHERS: dict[str, Callable[[Any, nn.Module], None]] = {
+    "twice the bound": factors_of(lambda norms, bound: (2 * bound / norms).clamp(max=1.0)),
+    "bound on shares of the mean": factors_of(lambda norms, bound: (len(norms) * bound / norms).clamp(max=1.0)),
+    "only one example clipped": factors_of(_one_clipped),
+    "noise in every second step": drawn_by(_every_second),
+    "Laplace": drawn_by(_laplace),
+    "correlated steps": drawn_by(_correlated),
+    "one draw for a row": drawn_by(_one_per_row),
+    "one row for a matrix": drawn_by(_one_row),
+}
+"""Name -> mistake that the benchmark does not have."""
+
+
 def _processed(tensor: Any) -> None:
     from opacus.optimizers.optimizer import _mark_as_processed
 

@@ -64,7 +64,7 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
     said = "; ".join(
         f"{k / n:.3%} of the entries are {what}, where a normal distribution has {p:.3%}" for what, k, p in wrong
     )
-    rounded = wrong[0][0] == bounds[0][0] and wrong[0][1] > wrong[0][2] * n
+    rounded = wrong[0][0] == bounds[0][0] and wrong[0][1] > _ROUNDED * wrong[0][2] * n
     hint = ". Small draws may have been rounded to zero, as in float16" if rounded else ""
     return ConformanceCheck(
         about="distribution",
@@ -73,6 +73,10 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
         tests=len(bounds),
     )
 
+
+_ROUNDED = 5.0
+"""Times as many entries near zero from which on rounding to zero is named. Our choice: a Laplace distribution has 1.8 times as many, and noise
+whose standard deviation is the smallest number of its type has 20 times as many."""
 
 _ESTIMATED = 1e-6
 """Level of the same tests where the standard deviation was estimated; they neglect its error. Our choice."""
@@ -123,10 +127,11 @@ def independence(
     kind = "steps" if across else "parameters of one step"
     a, b = max(across or same, key=lambda pair: abs(float(cosine[pair])))
     one, other = (rows[a][0], rows[b][0]) if across else (rows[a][1], rows[b][1])
-    said = (
-        f"Different {kind} have the same noise: {one} and {other}, correlation {float(cosine[a, b]):.3f}, as if the random generator had started "
-        "from the same seed."
-    )
+    correlation = float(cosine[a, b])
+    if correlation > _EQUAL:
+        said = f"Different {kind} have the same noise: {one} and {other}, correlation {correlation:.3f}, as if the random generator had started from the same seed."
+    else:
+        said = f"The noise of different {kind} is not independent: {one} and {other}, correlation {correlation:.3f}."
     return ConformanceCheck(
         about="independence",
         outcome="contradicted",
@@ -138,9 +143,43 @@ def independence(
     )
 
 
+def repeated(steps: Sequence[StepMeasured], share: float) -> tuple[ConformanceCheck, ...]:
+    """Return a finding if the noise of a matrix repeats in its rows or in its columns.
+
+    The share of the sums of rows or columns in the squared norm has a beta distribution where the entries are independent normal draws of one
+    level; the test is exact at any level.
+
+    Args:
+        steps: the measured steps, whose signal is the declared one.
+        share: level of these tests.
+    """
+    named: list[str] = []
+    parts = [(one, axis) for step in steps for one in step.parameters for axis in range(len(one.sums))]
+    for one, axis in parts:
+        number, squares = one.sums[axis]
+        most = max(0.0, math.sqrt(squares) - one.rounding) ** 2 / max(one.squares, 1e-300)
+        if one.ratio > NO_NOISE:
+            p = float(stats.beta.sf(min(1.0, most), number / 2, (one.entries - number) / 2))
+            if p <= share / len(parts):
+                named.append(one.name)
+    if not named:
+        return ()
+    name, *others = names = tuple(dict.fromkeys(named))
+    more = f" and within {counted(len(others), 'more parameter')}" if others else ""
+    said = f"The noise within {name}{more} is not independent, as if one draw were used for several entries of a row or column."
+    return (
+        ConformanceCheck(
+            about="independence", outcome="contradicted", sentence=said, parameters=names, tests=len(parts)
+        ),
+    )
+
+
 def _share_of_zeros(row: torch.Tensor) -> float:
     return float((row.abs() < NEAR).double().mean())
 
+
+_EQUAL = 0.9
+"""Correlation above which two draws are called the same. Our choice: rounding and a small error of the signal leave more."""
 
 _SPARSE = 0.5
 """Share of entries near zero from which on a draw is not compared, because the test assumes a normal distribution. Our choice."""

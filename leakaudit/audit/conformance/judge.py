@@ -16,7 +16,7 @@ from typing import Any
 from scipy import stats
 
 from leakaudit.audit.conformance.causes import cause_of
-from leakaudit.audit.conformance.draws import distribution, independence
+from leakaudit.audit.conformance.draws import distribution, independence, repeated
 from leakaudit.audit.conformance.measure import Measurement
 from leakaudit.audit.conformance.measured import NO_NOISE, StepMeasured
 from leakaudit.audit.conformance.signal import (
@@ -101,12 +101,14 @@ def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[Conforman
     sketches = [one.sketch for one in found]
     steps = [one.step for one in found]
     clipping = _clipping_of(steps, share)
-    drawn = independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+    within = () if clipping.wrong else repeated(steps, share / 2)
+    steps = _without(steps, {name for one in within for name in one.parameters})
+    drawn = independence(sketches, [_under(step, clipping) for step in steps], share / 2, clipping.signal)
     apart = steps
     if drawn.outcome == "contradicted":  # equal draws are one sample
         apart = steps[:1]
         clipping = _clipping_of(apart, share)
-        drawn = independence(sketches, [_under(step, clipping) for step in steps], share, clipping.signal)
+        drawn = independence(sketches, [_under(step, clipping) for step in steps], share / 2, clipping.signal)
     declared, apart = apart, [_under(step, clipping) for step in apart]
     noise = list(_noise(apart, share, clipping.wrong and not clipping.signal.explains))
     wrong = any(one.outcome == "contradicted" for one in noise)
@@ -114,8 +116,17 @@ def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[Conforman
         *noise,
         *_clipping(declared, clipping),
         distribution(apart, share, level=not wrong, clipping=clipping.wrong),
+        *within,
         drawn,
     )
+
+
+def _without(steps: list[StepMeasured], names: set[str]) -> list[StepMeasured]:
+    """Return the steps without some parameters, as long as others are left."""
+    left = [tuple(one for one in step.parameters if one.name not in names) for step in steps]
+    if not names or not all(left):
+        return steps
+    return [step.model_copy(update={"parameters": kept}) for step, kept in zip(steps, left, strict=True)]
 
 
 def _under(step: StepMeasured, clipping: _Clipping) -> StepMeasured:
@@ -183,6 +194,17 @@ def _wrong_level(
         )
         return
     most = sum(pool.entries for pool in wrong.values()) > sum(pool.entries for pool in rest.values()) / 2
+    bare = [step for step in steps if step.ratio < NO_NOISE]
+    if bare and len(bare) < len(steps):
+        noisy = Pooled.of([(step.entries, step.squares, step.rounding) for step in steps if step not in bare])
+        said = f"No noise is on {counted(len(bare), 'step')} of {len(steps)}, such as {bare[0].step}"
+        said += (
+            ""
+            if noisy.p_value() > _SAME_LEVEL
+            else f"; that of the others is {noisy.ratio:.3g} times as large as declared"
+        )
+        yield _about(rest, f"{said}.", tests, Pooled.of([(one.entries, one.squares, one.rounding) for one in bare]))
+        return
     if most or not wrong:
         pool = _together(rest)
         yield _about(rest, _level_in_words("The noise", pool, steps, rest), tests, pool)
@@ -208,6 +230,9 @@ def _level_in_words(whose: str, pool: Pooled, steps: Sequence[StepMeasured], gro
 def _together(group: dict[str, Pooled]) -> Pooled:
     return Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
 
+
+_SAME_LEVEL = 1e-4
+"""P-value above which the noise of the other steps is said to have the declared level. Our choice; it decides only this clause."""
 
 _ALIKE = 0.01
 """Relative difference of two ratios that are named together, besides their errors. Our choice."""
@@ -336,11 +361,16 @@ def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[Confo
             tests=found.tests,
         )
     changes = [
-        rule.sensitivity for step in steps for rule in step.rules if rule.name == found.signal.rule and rule.sensitivity
+        rule.sensitivity * abs(found.signal.factor)
+        for step in steps
+        for rule in step.rules
+        if rule.name == found.signal.rule and rule.sensitivity
     ]
     if not changes or not found.signal.explains:
         return
     over = max(changes) > 1 + _ROOM
+    if found.signal.factor != 1 and not over:
+        return  # a fitted factor may have another cause than another bound
     said = (
         f"One example of the measured batches can change the sum by {max(changes):.3g} times the bound, where the accountant assumes 1."
         if over

@@ -27,18 +27,19 @@ from leakaudit.client.per_example import ExampleClipping, clipping_factor
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 
-DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_PASS, MEAN = (
+DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_SHARE, BY_PASS, MEAN = (
     "as declared",
     "without clipping",
     "each parameter by itself",
     "each layer by itself",
+    "each share of the mean loss",
     "each micro-batch as a whole",
     "the mean as a whole",
 )
 """Ways to clip, as the results name them."""
 
 MOST_ENTRIES = 200_000_000
-"""Largest number of trained entries for which other ways to clip are compared. Our choice: five sums in float32 then take 4 GB."""
+"""Largest number of trained entries for which other ways to clip are compared. Our choice: six sums in float32 then take 5 GB."""
 
 MOST_EXAMPLES = 64
 """Largest number of examples whose directions are compared; each costs a second backward pass. Our choice."""
@@ -201,6 +202,9 @@ class Sums:
                 BY_PARAMETER: lambda norms: _factors_of_groups(norms, clipping.bound, _alone),
                 BY_LAYER: lambda norms: _factors_of_groups(norms, clipping.bound, _layer),
             }
+            share = len(step.truth.micro_batches) / max(1, step.truth.examples())
+            if not clipping.summed and share < 1:
+                factors[BY_SHARE] = lambda norms: _factors_of_groups(norms, clipping.bound / share, _whole)
         totals: dict[str, dict[str, Tensor]] = {name: {} for name in factors}
         largest = dict.fromkeys(factors, 0.0)
         by_pass: dict[int, dict[str, Tensor]] = {}
@@ -263,6 +267,10 @@ def _factors_of_groups(norms: Mapping[str, Tensor], bound: float, group: Callabl
 
 def _norm(update: Mapping[str, Tensor]) -> float:
     return float(torch.stack([gradient.norm() for gradient in update.values()]).norm())
+
+
+def _whole(_name: str) -> str:
+    return ""
 
 
 def _alone(name: str) -> str:

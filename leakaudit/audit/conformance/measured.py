@@ -56,6 +56,12 @@ class ParameterNoise(Measured):
     rules: tuple[tuple[float, float], ...]
     """For each of the step's rules the inner product of the observed update with it, and its squared norm, both divided by sigma squared."""
 
+    sums: tuple[tuple[int, float], ...] = ()
+    """For a matrix, its sums along the last axes and along the first: their number, and their squared norm divided by the entries of one sum.
+
+    If the entries are independent, each is a projection of the residual on so many dimensions. Empty for vectors.
+    """
+
     def squares_under(self, rule: int, factor: float) -> float:
         """Return the squared norm of the residual under a rule.
 
@@ -186,7 +192,21 @@ def noise_of(
         rules=tuple(
             (float(products[0, number]), float(products[number, number])) for number in range(1, len(products))
         ),
+        sums=_sums(residual, expected.shape),
     )
+
+
+def _sums(residual: Tensor, shape: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Return number and squared norm of the sums of rows and of columns."""
+    rows = shape[0] if len(shape) > 1 else 1
+    if rows == 1 or residual.numel() == rows:
+        return ()
+    matrix = residual.view(rows, -1)
+    found = []
+    for axis in (1, 0):
+        added = matrix.sum(axis, dtype=torch.float64)
+        found.append((len(added), float(added @ added) / matrix.shape[axis]))
+    return tuple(found)
 
 
 _DOUBLE = 1 << 22

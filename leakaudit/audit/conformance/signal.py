@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from leakaudit.audit.conformance.measure import BY_LAYER, BY_PARAMETER, BY_PASS, DECLARED, MEAN, UNCLIPPED
+from leakaudit.audit.conformance.measure import BY_LAYER, BY_PARAMETER, BY_PASS, BY_SHARE, DECLARED, MEAN, UNCLIPPED
 from leakaudit.audit.conformance.measured import StepMeasured
 
 COST_OF_A_FACTOR = 10.0
@@ -23,11 +23,16 @@ class Signal:
 
     rule: str
     factor: float = 1.0
-    """Factor of its update; 1 unless it acts on means."""
+    """Factor of its update."""
     error: float = 0.0
     """Standard error of that factor."""
     explains: bool = True
     """Whether nothing significant is left of the other rules' updates."""
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it differs from the declared one."""
+        return self.rule != DECLARED or abs(self.factor - 1) > 4 * self.error
 
     def number(self, step: StepMeasured) -> int:
         """Return the place of the rule among those of a step."""
@@ -114,7 +119,8 @@ def along_parameters(steps: Sequence[StepMeasured]) -> Iterator[float]:
 def best_signal(steps: Sequence[StepMeasured], limit: float) -> Signal:
     """Return the rule that explains the updates best.
 
-    A rule that acts on means may need a factor, which counts as one more number to be fitted.
+    The declared rule may have any factor, as another bound or divisor gives, and a rule that acts on means the number of the things that are
+    averaged. A factor counts as one more number to be fitted.
 
     Args:
         steps: the measured steps.
@@ -127,27 +133,48 @@ def best_signal(steps: Sequence[StepMeasured], limit: float) -> Signal:
         squares = sum(rule.squares[number] for rule, number in rules)
         if len(rules) < len(steps) or squares <= 0:
             continue
-        gains = [(2 * product - squares, 1.0)]
-        if name in (MEAN, BY_PASS):
-            gains.append((product**2 / squares - COST_OF_A_FACTOR, product / squares))
-        for gain, factor in gains:
+        for factor in _factors(name, steps[0], product / squares):
+            gain = 2 * factor * product - factor**2 * squares - COST_OF_A_FACTOR * (factor != 1.0)
             if gain > most:
                 best, most = Signal(name, factor, 1 / math.sqrt(squares)), gain
-    return Signal(best.rule, best.factor, best.error, _left(steps, best) <= limit)
+    explains = best.is_another and _left(steps, best) <= limit
+    return Signal(best.rule, best.factor, best.error, explains)
+
+
+def _factors(name: str, step: StepMeasured, fitted: float) -> Iterator[float]:
+    """Yield the factors that a rule's update may have."""
+    yield 1.0
+    if name == DECLARED:
+        yield fitted
+    if name in (MEAN, BY_PASS):
+        for number in {float(step.examples), float(step.passes), step.expected_examples or 1.0} - {1.0}:
+            yield from (number, 1 / number)
 
 
 def _left(steps: Sequence[StepMeasured], signal: Signal) -> float:
-    """Return the largest rest along any rule, in standard errors."""
+    """Return the most standard errors that are left along any rule.
+
+    And along the part of a rule's update that is perpendicular to that of the signal.
+    """
     level, most = excess(steps), 0.0
     for name in _names(steps):
-        product = squares = 0.0
+        product = squares = shared = own_product = own = rounding = 0.0
         for step in steps:
             numbers = {rule.name: number for number, rule in enumerate(step.rules)}
             if name in numbers:
-                rule = step.rules[numbers[name]]
-                product += rule.product - signal.factor * rule.squares[numbers[signal.rule]]
+                rule, made = step.rules[numbers[name]], step.rules[numbers[signal.rule]]
+                cross, length = rule.squares[numbers[signal.rule]], made.squares[numbers[signal.rule]]
+                product += rule.product - signal.factor * cross
                 squares += rule.squares[numbers[name]]
-        most = max(most, abs(product) / math.sqrt(squares) / level if squares else 0.0)
+                shared += cross
+                own_product += made.product - signal.factor * length
+                own += length
+                rounding += step.rounding_along
+        for part in (0.0, shared / own if own else 0.0):
+            length = squares - 2 * part * shared + part**2 * own
+            if length > SAME * squares:
+                found = max(0.0, abs(product - part * own_product) / math.sqrt(length) - rounding)
+                most = max(most, found / level)
     return most
 
 
@@ -163,8 +190,14 @@ def in_words(signal: Signal, steps: Sequence[StepMeasured], far: float) -> str:
         UNCLIPPED: f"The gradients of the examples are not clipped{distance}.",
         BY_PARAMETER: f"Each of {len(steps[0].parameters)} parameters is clipped to the whole bound by itself, and not each example as a whole{distance}.",
         BY_LAYER: f"Each layer is clipped to the whole bound by itself, and not each example as a whole{distance}.",
+        BY_SHARE: f"The bound is applied to each example's share of the mean loss, before the gradient is multiplied by the number of examples{distance}.",
         BY_PASS: f"The bound is applied to the mean of each micro-batch and not to each example{factor}{distance}.",
         MEAN: f"The bound is applied after the gradients are averaged and not to each example{factor}{distance}.",
     }
+    if signal.is_another:
+        known[DECLARED] = (
+            f"The update below the noise is {signal.factor:.3g} times the one that the declared clipping gives{distance}: the bound, or the divisor "
+            "of the sum, is another one than declared."
+        )
     unknown = f"The update below the noise is not the one that the declared clipping gives{distance}; no usual mistake explains it."
     return known.get(signal.rule, unknown) if signal.explains else unknown
