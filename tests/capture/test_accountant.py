@@ -164,6 +164,25 @@ def test_opacus_itself_is_read(poisson: bool, sampling: str) -> None:
     assert (found.noise_multiplier, found.max_grad_norm, found.sampling) == (1.1, 0.3, sampling)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::RuntimeWarning")
+def test_an_accountant_that_would_take_minutes_is_not_asked() -> None:
+    """Wrong: a training that waits 45 s at its end for a number."""
+    accountants = pytest.importorskip("opacus.accountants")
+
+    class Slow(accountants.PRVAccountant):  # type: ignore[misc]
+        def get_epsilon(self, delta: float, **more: Any) -> float:
+            raise AssertionError("asked")
+
+    slow = Slow()
+    slow.history = [(0.01, 0.25, 4)]
+    account = RunAccount(PrivateSgd(optimizer(Ledger(), 0.01)), slow, 0)
+    found = account.stated(PrivacyConfig(delta=1e-5), 4, torch.nn.Linear(1, 1))
+    assert found.epsilon is not None and found.epsilon > 1_000 and found.accountant == "opacus rdp"
+    assert "was not asked" in found.note
+    slow.history = [(2.0, 0.01, 4)]
+    assert "the accountant failed" in account.stated(PrivacyConfig(delta=1e-5), 4, torch.nn.Linear(1, 1)).why_not
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_end_of_a_private_training_tells_the_worker(tmp_path: Path) -> None:
     """Wrong: a number that never leaves the training process."""
