@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from leakaudit.audit import accounting
-from leakaudit.audit.accounting import ORDERS, by_dp_accounting, by_opacus, epsilon_of
+from leakaudit.audit.accounting import ORDERS, by_dp_accounting, by_opacus, epsilon_of, least_epsilon
 from leakaudit.audit.privacy import privacy_of
 from leakaudit.config.audit import AuditConfig
 from leakaudit.results.schema import Privacy
@@ -150,3 +150,16 @@ def test_a_shipped_defence_is_computed_where_the_training_has_no_accountant() ->
     assert privacy_of(asked, (), declared=False) == ()
     (found,) = privacy_of(asked, (), declared=True)
     assert (found.defense, found.origin) == ("none", "computed")
+
+
+def test_the_least_epsilon_of_tiny_noise_is_found_without_a_numerical_accountant() -> None:
+    """Wrong: no number, or one above the true epsilon.
+
+    Opacus's accountant took minutes and gigabytes for it.
+    """
+    pytest.importorskip("opacus")
+    found = least_epsilon(0.01, 0.25, 4, 1e-5)
+    assert found.value is not None and 5_000 < found.value < 6_000
+    one = least_epsilon(1.0, 0.5, 1, 1e-5)
+    assert one.value is not None
+    assert accounting._least_of_one_step(1.0, 0.5, 1e-5) == pytest.approx(one.value, abs=0.05)
