@@ -61,7 +61,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing the development tools"
-	$(PIP) altair build cyclonedx-python-lib hypothesis in-toto-attestation jsonschema lightning mypy opacus peft pydantic-sarif pyrage pytest pytest-timeout pytest-xdist ruff scikit-learn scipy-stubs types-PyYAML types-psutil vl-convert-python xmlschema
+	$(PIP) altair build cyclonedx-python-lib hypothesis in-toto-attestation jsonschema lightning msgspec mypy opacus peft pydantic-sarif pyrage pytest pytest-timeout pytest-xdist ruff scikit-learn scipy-stubs types-PyYAML types-psutil vl-convert-python xmlschema
 	@touch $@
 
 $(VENV)/.integrations: $(VENV)/.dev

@@ -151,7 +151,7 @@ def audit_options(command: Command) -> Command:
 @click.option(
     "--nonmembers",
     type=EXISTING,
-    help="File of texts of no step, in a format of --data: the audit then also says how many texts of the steps the updates name.",
+    help="File of texts of no step, in a format of --data: the audit then also says how many texts of the steps the updates name. Default: not asked.",
 )
 @click.option("--resume/--fresh", "resume", default=None, help=RESUME_HELP)
 @time_limit

@@ -93,6 +93,7 @@ class Membership(_Model):
     """Who was in the audited steps, as far as the updates say it."""
 
     steps: Annotated[tuple[MembershipStep, ...], Field(min_length=1)]
+    """What was found in each step."""
     points: tuple[MembershipPoint, ...] = ()
     """One for each false alarm rate for which there are enough calibration texts."""
     calibration: Count

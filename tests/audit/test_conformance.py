@@ -82,7 +82,7 @@ def test_a_correct_training_is_not_accused(name: str) -> None:
 
 
 OTHERS = {
-    "twice the bound": ("clipping", "times the update that the declared clipping gives"),
+    "twice the bound": ("clipping", "times the one that the declared clipping gives"),
     "bound on shares of the mean": ("clipping", "to each example's share of the mean loss"),
     "only one example clipped": ("clipping", "no usual mistake explains it"),
     "noise in every second step": ("noise", "No noise is on 2 steps of 4"),

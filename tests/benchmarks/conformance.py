@@ -33,6 +33,7 @@ from leakaudit.audit.conformance.measure import Measurement, measure
 from leakaudit.cli import main as main_command
 from leakaudit.client.facts import DeclaredDefense
 from leakaudit.client.step import ClientStep
+from leakaudit.models.loading import NOTHING_FOREIGN
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.files import load_results
 from leakaudit.results.schema import Privacy
@@ -194,9 +195,9 @@ def cost(model: str, data: Path, sizes: tuple[int, ...] = (4, 8, 16)) -> Iterato
 
     Best of three.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, **NOTHING_FOREIGN)
     torch.manual_seed(0)
-    made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2, **NOTHING_FOREIGN)
     lines = data.read_text(encoding="utf-8").splitlines()[: max(sizes)]
     rows = [json.loads(line) for line in lines]
     yield f"{sum(p.numel() for p in made.parameters()):,} parameters, {torch.get_num_threads()} thread"

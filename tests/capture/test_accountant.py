@@ -169,7 +169,7 @@ def test_an_accountant_that_would_take_minutes_is_not_asked() -> None:
     """Wrong: a training that waits 45 s at its end for a number."""
     accountants = pytest.importorskip("opacus.accountants")
 
-    class Slow(accountants.PRVAccountant):  # type: ignore[misc]
+    class Slow(accountants.PRVAccountant):  # type: ignore[misc, name-defined]
         def get_epsilon(self, delta: float, **more: Any) -> float:
             raise AssertionError("asked")
 

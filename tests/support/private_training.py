@@ -210,7 +210,8 @@ def _every_second(step: int, number: int, shape: torch.Size) -> torch.Tensor:
 def _correlated(step: int, number: int, shape: torch.Size) -> torch.Tensor:
     """Return noise of which half the variance is the same in all steps."""
     shared = torch.randn(shape, generator=torch.Generator().manual_seed(number))
-    return (shared + torch.randn(shape)) * 0.5**0.5
+    mixed: torch.Tensor = (shared + torch.randn(shape)) * 0.5**0.5
+    return mixed
 
 
 def _one_per_row(step: int, number: int, shape: torch.Size) -> torch.Tensor:
