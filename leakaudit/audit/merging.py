@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from leakaudit.audit.battery import Plugins, described
-from leakaudit.audit.conformance.log import FILE as CONFORMANCE
+from leakaudit.audit.conformance.log import LOG_FILE as CONFORMANCE
 from leakaudit.audit.membership.log import FILE as MEMBERSHIP
 from leakaudit.audit.publish import check_text_mode, publish
 from leakaudit.audit.results import ResultsBuilder, RunEnd

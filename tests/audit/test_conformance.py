@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leakaudit.audit.conformance.assumptions import composition, sampling
-from leakaudit.audit.conformance.judge import FAMILIES, LEVEL, judge
+from leakaudit.audit.conformance.judge import DEFAULT_LEVEL, TEST_FAMILIES, judge
 from leakaudit.audit.conformance.measure import measure
 from leakaudit.audit.conformance.measured import StepMeasured
 from leakaudit.client.facts import DeclaredDefense
@@ -161,16 +161,19 @@ def stated(**more: Any) -> Privacy:
 
 def test_batches_of_one_size_are_no_poisson_samples() -> None:
     """Wrong: five batches of exactly 64 taken for Poisson samples."""
-    found = sampling(sized([64] * 5, 64), [stated()], LEVEL / FAMILIES)
+    found = sampling(sized([64] * 5, 64), [stated()], DEFAULT_LEVEL / TEST_FAMILIES)
     assert found.outcome == "contradicted" and "Shuffled batches have one size" in found.sentence
-    few = sampling(sized([64], 64), [stated()], LEVEL / FAMILIES)
+    few = sampling(sized([64], 64), [stated()], DEFAULT_LEVEL / TEST_FAMILIES)
     assert few.outcome == "not contradicted"
 
 
 def test_sizes_of_poisson_samples_are_not_contradicted() -> None:
     """Wrong: an accusation of real Poisson samples."""
     drawn = torch.distributions.Binomial(6_400, torch.tensor(0.01)).sample((200, 5)).int().tolist()
-    wrong = [sampling(sized(sizes, 64), [stated()], LEVEL / FAMILIES).outcome == "contradicted" for sizes in drawn]
+    wrong = [
+        sampling(sized(sizes, 64), [stated()], DEFAULT_LEVEL / TEST_FAMILIES).outcome == "contradicted"
+        for sizes in drawn
+    ]
     assert sum(wrong) <= 2
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from leakaudit.audit.conformance.assumptions import composition
-from leakaudit.audit.conformance.judge import LEVEL, judge
+from leakaudit.audit.conformance.judge import DEFAULT_LEVEL, judge
 from leakaudit.audit.conformance.measure import Measurement, measure
 from leakaudit.cli import main as main_command
 from leakaudit.client.facts import DeclaredDefense
@@ -173,8 +173,8 @@ def level(audits: int) -> Iterator[str]:
         bad = [one.about for one in found if one.outcome == "contradicted"]
         wrong.update(bad)
         accused += bool(bad)
-    limit = int(stats.binom.isf(0.05, audits, LEVEL))
-    yield f"{accused} of {audits} audits contradicted, {dict(wrong)}; stated: at most {LEVEL:.0%} of all, so up to {limit} in 95 of 100 cases"
+    limit = int(stats.binom.isf(0.05, audits, DEFAULT_LEVEL))
+    yield f"{accused} of {audits} audits contradicted, {dict(wrong)}; stated: at most {DEFAULT_LEVEL:.0%} of all, so up to {limit} in 95 of 100 cases"
 
 
 def messages() -> Iterator[str]:

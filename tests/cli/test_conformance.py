@@ -125,7 +125,7 @@ def test_the_first_screen_says_what_to_do_about_a_contradiction() -> None:
 def test_an_audit_of_opacus_ends_with_its_conformance(tmp_path: Path) -> None:
     """Wrong: nothing in the results of a real training, or an open log."""
     pytest.importorskip("opacus")
-    from leakaudit.audit.conformance.log import FILE
+    from leakaudit.audit.conformance.log import LOG_FILE
     from tests.support import private_training
 
     private_training.watched(tmp_path, private_training.no_noise_on("word_embeddings.weight"), steps=2, poisson=True)
@@ -135,7 +135,7 @@ def test_an_audit_of_opacus_ends_with_its_conformance(tmp_path: Path) -> None:
     found = load_results(tmp_path / "audit").conformance
     assert found is not None and [one.about for one in found.contradicted] == ["noise"]
     assert found.contradicted[0].parameters == ("bert.embeddings.word_embeddings.weight",)
-    log = tmp_path / "audit" / FILE
+    log = tmp_path / "audit" / LOG_FILE
     assert log.stat().st_mode & 0o077 == 0
     assert called(tmp_path / "audit").exit_code == 3
     page = (tmp_path / "audit" / "report.html").read_text(encoding="utf-8")

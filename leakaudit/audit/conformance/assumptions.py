@@ -12,7 +12,7 @@ from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.schema import Privacy
 from leakaudit.results.wording import counted
 
-ROOM = 0.99
+ROUNDED_CLAIM = 0.99
 """Share of the least possible epsilon below which a claim is contradicted. Our choice: a claim may have been rounded down."""
 
 
@@ -116,7 +116,7 @@ def _of_message(one: Privacy, multiplier: float | None) -> ConformanceCheck:
             outcome="not tested",
             sentence=f"The epsilon of {claim:.3g} for one message is not computed again: {why}.",
         )
-    below = claim < ROOM * least.value
+    below = claim < ROUNDED_CLAIM * least.value
     what = f"one message with noise of {multiplier:g} times the bound"
     said = (
         f"The claim of epsilon = {claim:.3g} for one message is too small: {what} cannot have less than {least.value:.3g} at delta = "
@@ -148,7 +148,7 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
     if (
         noise_multiplier is not None
         and one.noise_multiplier
-        and one.noise_multiplier > noise_multiplier * (1 + _DIGITS)
+        and one.noise_multiplier > noise_multiplier * (1 + _SAME_MULTIPLIER)
     ):
         return ConformanceCheck(
             about="composition",
@@ -172,7 +172,7 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
             outcome="not tested",
             sentence=f"The epsilon of {claim:.3g} is not computed again: {least.why_not}.",
         )
-    below = claim < ROOM * least.value
+    below = claim < ROUNDED_CLAIM * least.value
     said = (
         f"{whose} says epsilon = {claim:.3g}, but {counted(int(steps), 'step')} with noise multiplier {noise:g} and Poisson samples at a rate "
         f"of {one.sampling_rate:g} cannot have less than {least.value:.3g} at delta = {one.delta:g} ({least.accountant})."
@@ -188,5 +188,5 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
     )
 
 
-_DIGITS = 1e-3
+_SAME_MULTIPLIER = 1e-3
 """Relative difference of two noise multipliers that counts as rounding. Our choice."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from scipy import stats
 
-from leakaudit.audit.conformance.measured import FAR, NEAR, NO_NOISE, Sketch, StepMeasured
+from leakaudit.audit.conformance.measured import FAR_SIGMAS, NEAR_SIGMAS, NO_NOISE, Sketch, StepMeasured
 from leakaudit.audit.conformance.signal import Signal
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.wording import counted
@@ -16,7 +16,7 @@ from leakaudit.results.wording import counted
 FEWEST_COMPARED = 64
 """Fewest entries of two parameters that are compared. Our choice."""
 
-DIFFERENT = 0.05
+FREQUENCY_TOLERANCE = 0.05
 """Smallest relative difference from the expected frequency that is reported if the standard deviation was estimated. Our choice."""
 
 
@@ -41,18 +41,24 @@ def distribution(steps: Sequence[StepMeasured], share: float, *, level: bool, cl
     sizes = [1.0 if level else part.ratio for part in parts]
     bounds = (
         (
-            f"within {NEAR:g} sigma of zero",
+            f"within {NEAR_SIGMAS:g} sigma of zero",
             [part.near for part in parts],
-            [1 - 2 * stats.norm.sf(NEAR / one) for one in sizes],
+            [1 - 2 * stats.norm.sf(NEAR_SIGMAS / one) for one in sizes],
         ),
-        (f"beyond {FAR:g} sigma", [part.far for part in parts], [2 * stats.norm.sf(FAR / one) for one in sizes]),
+        (
+            f"beyond {FAR_SIGMAS:g} sigma",
+            [part.far for part in parts],
+            [2 * stats.norm.sf(FAR_SIGMAS / one) for one in sizes],
+        ),
         ("above zero", [part.positive for part in parts], [0.5 for _ in sizes]),
     )
     wrong = []
     for what, seen, chances in bounds:
         k, p = sum(seen), sum(part.entries * float(chance) for part, chance in zip(parts, chances, strict=True)) / n
         tail = 2 * min(float(stats.binom.cdf(k, n, p)), float(stats.binom.sf(k - 1, n, p)))
-        if tail <= (share / len(bounds) if level else _ESTIMATED) and (level or abs(k / (n * p) - 1) > DIFFERENT):
+        if tail <= (share / len(bounds) if level else _ESTIMATED_LEVEL) and (
+            level or abs(k / (n * p) - 1) > FREQUENCY_TOLERANCE
+        ):
             wrong.append((what, k, p))
     if not wrong:
         return ConformanceCheck(
@@ -78,7 +84,7 @@ _ROUNDED = 5.0
 """Times as many entries near zero from which on rounding to zero is named. Our choice: a Laplace distribution has 1.8 times as many, and noise
 whose standard deviation is the smallest number of its type has 20 times as many."""
 
-_ESTIMATED = 1e-6
+_ESTIMATED_LEVEL = 1e-6
 """Level of the same tests where the standard deviation was estimated; they neglect its error. Our choice."""
 
 
@@ -109,12 +115,13 @@ def independence(
     squares = (matrix**2) @ present.T
     cosine = (matrix @ matrix.T) / (squares * squares.T).clamp(min=1e-30).sqrt()
     upper = torch.triu(torch.ones_like(cosine, dtype=torch.bool), 1)
-    which = [(int(a), int(b)) for a, b in (upper & (cosine.abs() > _SUSPECT)).nonzero().tolist()]
+    which = [(int(a), int(b)) for a, b in (upper & (cosine.abs() > _SUSPECT_CORRELATION)).nonzero().tolist()]
     zeros = [_share_of_zeros(row) for *_, row in rows]
     same = [
         (a, b)
         for a, b in which
-        if _p_of_cosine(float(cosine[a, b]), int(both[a, b])) <= share / tests and max(zeros[a], zeros[b]) < _SPARSE
+        if _p_of_cosine(float(cosine[a, b]), int(both[a, b])) <= share / tests
+        and max(zeros[a], zeros[b]) < _SPARSE_SHARE
     ]
     if not same:
         return ConformanceCheck(
@@ -175,17 +182,17 @@ def repeated(steps: Sequence[StepMeasured], share: float) -> tuple[ConformanceCh
 
 
 def _share_of_zeros(row: torch.Tensor) -> float:
-    return float((row.abs() < NEAR).double().mean())
+    return float((row.abs() < NEAR_SIGMAS).double().mean())
 
 
 _EQUAL = 0.9
 """Correlation above which two draws are called the same. Our choice: rounding and a small error of the signal leave more."""
 
-_SPARSE = 0.5
+_SPARSE_SHARE = 0.5
 """Share of entries near zero from which on a draw is not compared, because the test assumes a normal distribution. Our choice."""
 
-_SUSPECT = 0.1
-"""Least correlation for which a p-value is computed, to save time. Our choice: 256 entries or fewer (`SKETCH`) then have a p-value above 0.1,
+_SUSPECT_CORRELATION = 0.1
+"""Least correlation for which a p-value is computed, to save time. Our choice: 256 entries or fewer (`SKETCH_ENTRIES`) then have a p-value above 0.1,
 which is above the level of a pair unless the run's level is above 0.5."""
 
 

@@ -32,13 +32,13 @@ from leakaudit.audit.conformance.signal import (
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.wording import counted
 
-LEVEL = 0.01
+DEFAULT_LEVEL = 0.01
 """Largest probability that the statistical tests contradict a correct run. Our choice."""
 
-FAMILIES = 5
+TEST_FAMILIES = 5
 """Kinds of statistical tests that share the level; the module names them."""
 
-INTERVAL = 0.95
+INTERVAL_CONFIDENCE = 0.95
 """Confidence of the intervals in the results. Our choice; no check is decided by them."""
 
 MOST_NAMED = 4
@@ -62,7 +62,7 @@ class Pooled:
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the ratio."""
-        tail = (1 - INTERVAL) / 2
+        tail = (1 - INTERVAL_CONFIDENCE) / 2
         above, below = stats.chi2.ppf(1 - tail, self.entries), stats.chi2.ppf(tail, self.entries)
         return math.sqrt(self.squares / above), math.sqrt(self.squares / below) if below else math.inf
 
@@ -90,14 +90,14 @@ class Pooled:
         )
 
 
-def judge(found: Sequence[Measurement], level: float = LEVEL) -> tuple[ConformanceCheck, ...]:
+def judge(found: Sequence[Measurement], level: float = DEFAULT_LEVEL) -> tuple[ConformanceCheck, ...]:
     """Return the checks of each assumption of the accountant.
 
     Args:
         found: measured steps of one run, at least one.
         level: of all tests together.
     """
-    share = level / FAMILIES
+    share = level / TEST_FAMILIES
     sketches = [one.sketch for one in found]
     steps = [one.step for one in found]
     clipping = _clipping_of(steps, share)
@@ -211,7 +211,7 @@ def _wrong_level(
         return
     groups: dict[float, dict[str, Pooled]] = {}
     for name, one in sorted(wrong.items(), key=lambda item: -item[1].entries):
-        like = next((ratio for ratio in groups if abs(one.ratio / ratio - 1) <= one.error + _ALIKE), None)
+        like = next((ratio for ratio in groups if abs(one.ratio / ratio - 1) <= one.error + _SAME_RATIO), None)
         groups.setdefault(one.ratio if like is None else like, {})[name] = one
     for group in groups.values():
         pool = _together(group)
@@ -219,10 +219,10 @@ def _wrong_level(
 
 
 def _level_in_words(whose: str, pool: Pooled, steps: Sequence[StepMeasured], group: dict[str, Pooled]) -> str:
-    cause = cause_of(pool.ratio, pool.error, steps) if pool.error <= _CLEAR else ""
+    cause = cause_of(pool.ratio, pool.error, steps) if pool.error <= _CLEAR_RATIO_ERROR else ""
     said = f"{whose} is {pool.ratio:.3g} times as large as declared"
-    certain = [one.ratio for one in group.values() if one.error <= _CLEAR]
-    if certain and max(certain) > (1 + 2 * _CLEAR) * min(certain):
+    certain = [one.ratio for one in group.values() if one.error <= _CLEAR_RATIO_ERROR]
+    if certain and max(certain) > (1 + 2 * _CLEAR_RATIO_ERROR) * min(certain):
         said += f", {min(certain):.3g} to {max(certain):.3g} times by parameter"
     return f"{said}: {cause}." if cause else f"{said}; no usual mistake explains the factor."
 
@@ -234,10 +234,10 @@ def _together(group: dict[str, Pooled]) -> Pooled:
 _SAME_LEVEL = 1e-4
 """P-value above which the noise of the other steps is said to have the declared level. Our choice; it decides only this clause."""
 
-_ALIKE = 0.01
+_SAME_RATIO = 0.01
 """Relative difference of two ratios that are named together, besides their errors. Our choice."""
 
-_CLEAR = 0.05
+_CLEAR_RATIO_ERROR = 0.05
 """Largest relative error of a ratio for which a cause is looked for. Our choice: several mistakes explain a ratio that is less exact."""
 
 
@@ -368,7 +368,7 @@ def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[Confo
     ]
     if not changes or not found.signal.explains:
         return
-    over = max(changes) > 1 + _ROOM
+    over = max(changes) > 1 + _BOUND_TOLERANCE
     if found.signal.factor != 1 and not over:
         return  # a fitted factor may have another cause than another bound
     said = (
@@ -385,5 +385,5 @@ def _clipping(steps: Sequence[StepMeasured], found: _Clipping) -> Iterator[Confo
     )
 
 
-_ROOM = 1e-3
+_BOUND_TOLERANCE = 1e-3
 """Share of the bound by which rounding may exceed it. Our choice."""

@@ -16,7 +16,7 @@ from leakaudit.files.json_lines import split_lines
 from leakaudit.files.private_files import append_line
 from leakaudit.files.regular_files import read_regular
 
-FILE = "conformance.jsonl"
+LOG_FILE = "conformance.jsonl"
 """Name of the file."""
 
 
@@ -35,7 +35,7 @@ class ConformanceLog:
 
     def __init__(self, folder: Path) -> None:
         """Open the log of an audit's folder."""
-        self._path = folder / FILE
+        self._path = folder / LOG_FILE
 
     def add(self, found: Measurement) -> None:
         """Append a measured step."""

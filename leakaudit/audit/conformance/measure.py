@@ -27,7 +27,7 @@ from leakaudit.client.per_example import ExampleClipping, clipping_factor
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
 
-DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_SHARE, BY_PASS, MEAN = (
+DECLARED, UNCLIPPED, BY_PARAMETER, BY_LAYER, BY_SHARE, BY_PASS, MEAN_CLIPPED = (
     "as declared",
     "without clipping",
     "each parameter by itself",
@@ -116,7 +116,7 @@ def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Updat
                     name=name,
                     product=float(whole[0, number]),
                     squares=tuple(whole[number, 1:].tolist()),
-                    sensitivity=(examples.moved_mean or None) if name == MEAN else sums.largest.get(name),
+                    sensitivity=(examples.moved_mean or None) if name == MEAN_CLIPPED else sums.largest.get(name),
                 )
                 for number, name in enumerate(sums.updates, 1)
             ),
@@ -226,7 +226,7 @@ class Sums:
             for name, total in totals.items()
         }
         if UNCLIPPED in totals:
-            divided[MEAN] = _clipped_mean(totals[UNCLIPPED], sum(sizes.values()), clipping.bound)
+            divided[MEAN_CLIPPED] = _clipped_mean(totals[UNCLIPPED], sum(sizes.values()), clipping.bound)
         for number, total in by_pass.items():
             _add(
                 divided.setdefault(BY_PASS, {}),

@@ -13,11 +13,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-SKETCH = 256
+SKETCH_ENTRIES = 256
 """First entries of each parameter that are kept to compare draws. Our choice: equal draws then have a correlation of 1, where independent ones
 have a standard deviation of 0.06."""
 
-NEAR, FAR = 0.01, 3.0
+NEAR_SIGMAS, FAR_SIGMAS = 0.01, 3.0
 """Entries nearer to zero and further from it than this, in units of sigma, are counted. Our choice: a normal distribution has 0.8 % of its values
 below the one and 0.27 % beyond the other."""
 
@@ -46,9 +46,9 @@ class ParameterNoise(Measured):
     along: float
     """Inner product of the residual with the expected update of this parameter, divided by that update's norm; 0 if the update is zero."""
     near: int
-    """Entries whose absolute value is below `NEAR`."""
+    """Entries whose absolute value is below `NEAR_SIGMAS`."""
     far: int
-    """Entries whose absolute value is above `FAR`."""
+    """Entries whose absolute value is above `FAR_SIGMAS`."""
     positive: int
     """Entries above zero."""
     seen: float
@@ -148,7 +148,7 @@ class Sketch:
 
     step: str
     rows: Mapping[str, Tensor]
-    """Parameter name -> (1 + rules, n) float32, the observed update first, divided by sigma; n at most `SKETCH`."""
+    """Parameter name -> (1 + rules, n) float32, the observed update first, divided by sigma; n at most `SKETCH_ENTRIES`."""
 
 
 def residuals(
@@ -182,11 +182,11 @@ def noise_of(
         name=name,
         entries=residual.numel(),
         sigma=sigma,
-        squares=sum(float(part.double() @ part.double()) for part in residual.split(_DOUBLE)),
+        squares=sum(float(part.double() @ part.double()) for part in residual.split(_DOUBLE_ENTRIES)),
         rounding=tolerance / sigma,
         along=float(residual @ direction) / norm if norm else 0.0,
-        near=int((size < NEAR).sum()),
-        far=int((size > FAR).sum()),
+        near=int((size < NEAR_SIGMAS).sum()),
+        far=int((size > FAR_SIGMAS).sum()),
         positive=int((residual > 0).sum()),
         seen=float(products[0, 0]),
         rules=tuple(
@@ -209,14 +209,14 @@ def _sums(residual: Tensor, shape: Sequence[int]) -> tuple[tuple[int, float], ..
     return tuple(found)
 
 
-_DOUBLE = 1 << 22
+_DOUBLE_ENTRIES = 1 << 22
 """Entries of which a copy in float64 is made at a time. Our choice: 32 MB."""
 
 
 def sketch_of(step: str, updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, float]) -> Sketch:
     """Return the first entries of the observed update and of those of the rules."""
     rows = {
-        name: torch.stack([update[name].flatten()[:SKETCH].float() / level for update in updates]).cpu()
+        name: torch.stack([update[name].flatten()[:SKETCH_ENTRIES].float() / level for update in updates]).cpu()
         for name, level in sigma.items()
         if level > 0
     }
@@ -232,6 +232,6 @@ def products_of(updates: Sequence[Mapping[str, Tensor]], sigma: Mapping[str, flo
     for name, level in sigma.items():
         if level > 0:
             rows = torch.stack([update[name].float().flatten() for update in updates])
-            parts = rows.split(_DOUBLE // len(updates) + 1, dim=1)
+            parts = rows.split(_DOUBLE_ENTRIES // len(updates) + 1, dim=1)
             found[name] = sum((part.double() @ part.double().T for part in parts), torch.zeros(())) / level**2
     return found

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from leakaudit.audit.conformance.assumptions import composition, sampling
-from leakaudit.audit.conformance.judge import FAMILIES, LEVEL, judge
+from leakaudit.audit.conformance.judge import DEFAULT_LEVEL, TEST_FAMILIES, judge
 from leakaudit.audit.conformance.log import ConformanceLog
 from leakaudit.audit.conformance.measure import Measurement, measure
 from leakaudit.client.snapshot import Snapshot
@@ -77,7 +77,7 @@ def conformance_of(
     left_out: Sequence[str],
     stated: Sequence[Privacy],
     taken: int | None,
-    level: float = LEVEL,
+    level: float = DEFAULT_LEVEL,
 ) -> Conformance | None:
     """Return the conformance of a run; None if no step declares noise.
 
@@ -95,7 +95,7 @@ def conformance_of(
     of_message = steps[0].message_multiplier if steps else None
     checks = [*(judge(found, level) if found else ())]
     if steps:
-        checks.append(sampling(steps, stated, level / FAMILIES))
+        checks.append(sampling(steps, stated, level / TEST_FAMILIES))
     checks += composition(stated, taken, multiplier, of_message)
     return Conformance(
         mechanism=" or ".join(dict.fromkeys(step.mechanism for step in steps)) or "not measured",

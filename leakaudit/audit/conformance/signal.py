@@ -7,13 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from leakaudit.audit.conformance.measure import BY_LAYER, BY_PARAMETER, BY_PASS, BY_SHARE, DECLARED, MEAN, UNCLIPPED
+from leakaudit.audit.conformance.measure import (
+    BY_LAYER,
+    BY_PARAMETER,
+    BY_PASS,
+    BY_SHARE,
+    DECLARED,
+    MEAN_CLIPPED,
+    UNCLIPPED,
+)
 from leakaudit.audit.conformance.measured import StepMeasured
 
 COST_OF_A_FACTOR = 10.0
 """Gain in twice the log-likelihood that a fitted factor needs. Our choice: chance alone gives it in about one of 600 cases (chi-squared, one degree)."""
 
-SAME = 1e-8
+SAME_UPDATE_SHARE = 1e-8
 """Share of the declared update's squared norm below which another rule gives the same update. Our choice: rounding of float32."""
 
 
@@ -80,7 +88,7 @@ def _along(step: StepMeasured, name: str, minus: float) -> tuple[float, float] |
     rule, own = step.rules[number], step.rules[0]
     cross = own.squares[number]
     squares = rule.squares[number] - 2 * minus * cross + minus**2 * own.squares[0]
-    if squares <= SAME * own.squares[0] or squares <= 0:
+    if squares <= SAME_UPDATE_SHARE * own.squares[0] or squares <= 0:
         return None
     return (rule.product - cross) - minus * (own.product - own.squares[0]), math.sqrt(squares)
 
@@ -144,7 +152,7 @@ def _factors(name: str, step: StepMeasured, fitted: float) -> Iterator[float]:
     yield 1.0
     if name == DECLARED:
         yield fitted
-    if name in (MEAN, BY_PASS):
+    if name in (MEAN_CLIPPED, BY_PASS):
         for number in {float(step.examples), float(step.passes), step.expected_examples or 1.0} - {1.0}:
             yield from (number, 1 / number)
 
@@ -170,7 +178,7 @@ def _left(steps: Sequence[StepMeasured], signal: Signal) -> float:
                 rounding += step.rounding_along
         for part in (0.0, shared / own if own else 0.0):
             length = squares - 2 * part * shared + part**2 * own
-            if length > SAME * squares:
+            if length > SAME_UPDATE_SHARE * squares:
                 found = max(0.0, abs(product - part * own_product) / math.sqrt(length) - rounding)
                 most = max(most, found / level)
     return most
@@ -190,7 +198,7 @@ def in_words(signal: Signal, steps: Sequence[StepMeasured], far: float) -> str:
         BY_LAYER: f"Each layer is clipped to the whole bound by itself, and not each example as a whole{distance}.",
         BY_SHARE: f"The bound is applied to each example's share of the mean loss, before the gradient is multiplied by the number of examples{distance}.",
         BY_PASS: f"The bound is applied to the mean of each micro-batch and not to each example{factor}{distance}.",
-        MEAN: f"The bound is applied after the gradients are averaged and not to each example{factor}{distance}.",
+        MEAN_CLIPPED: f"The bound is applied after the gradients are averaged and not to each example{factor}{distance}.",
     }
     if signal.is_another:
         known[DECLARED] = (
