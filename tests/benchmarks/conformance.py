@@ -182,6 +182,8 @@ def messages() -> Iterator[str]:
 
     It is the formula of Flower's `LocalDpMod` (flwr 1.42, common/differential_privacy.py): sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon.
     """
+    yield "| stated | noise over the bound | at least | |"
+    yield "| --- | --- | --- | --- |"
     delta = 1e-5
     for epsilon in (0.5, 1.0, 2.0, 5.0, 8.0, 10.0, 20.0, 50.0):
         multiplier = (2 * math.log(1.25 / delta)) ** 0.5 / epsilon
@@ -201,6 +203,9 @@ def cost(model: str, data: Path, sizes: tuple[int, ...] = (4, 8, 16)) -> Iterato
     lines = data.read_text(encoding="utf-8").splitlines()[: max(sizes)]
     rows = [json.loads(line) for line in lines]
     yield f"{sum(p.numel() for p in made.parameters()):,} parameters, {torch.get_num_threads()} thread"
+    yield ""
+    yield "| examples | processor s, best of three | peak of the process, MiB |"
+    yield "| --- | --- | --- |"
     for size in sizes:
         texts, labels = [row["text"] for row in rows[:size]], [row["label"] for row in rows[:size]]
         step, clean, level = _private_step(tiny.client_step(made, tokenizer, texts, labels), {})
@@ -227,7 +232,13 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.what in ("level", "messages", "cost"):
-        print("\n".join(level(given.audits) if given.what == "level" else messages()))
+        numbers: dict[str, Callable[[], Iterator[str]]] = {
+            "level": lambda: level(given.audits),
+            "messages": messages,
+            "cost": lambda: cost(given.model, given.data),
+        }
+        for line in numbers[given.what]():
+            print(line, flush=True)
         return
     for line in (_of_mistakes if given.what == "mistakes" else _of_correct)(given):
         print(line, flush=True)
