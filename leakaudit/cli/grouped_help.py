@@ -15,7 +15,7 @@ HEADINGS = {
     "Model and data": "model data text_field label_field task num_labels",
     "Client": _CLIENT,
     "Trainings": "eval train_steps train_batch_size train_rate train_optimizer retune halving script",
-    "Battery": "config_path attacks defenses attack_options defense_options server budget device controls sentence_model entity_tagger",
+    "Battery": "config_path attacks defenses attack_options defense_options server budget device controls sentence_model entity_tagger nonmembers",
     "Run": "shard resume limit dry_run",
     "Output": "policy text out as_json",
 }
