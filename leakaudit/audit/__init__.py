@@ -48,6 +48,7 @@ __all__ = [
     "spool_audit",
     "stamp",
     "state",
+    "step_lines",
     "step_record",
     "tensor_factors",
     "verification",

@@ -31,7 +31,18 @@ def expected_update(
     update, levels = bare, dict.fromkeys(bare, 0.0)
     for plugin in defenses:
         update = plugin.expected(step, update, observed, tolerance)
-        if added := plugin.added_noise(step, update):
-            noisy = part_of(update, plugin.chosen(step.model))
-            levels |= {name: math.hypot(levels.get(name, 0.0), added) for name in noisy}
+        added = noise_added(step, plugin, update)
+        levels |= {name: math.hypot(levels.get(name, 0.0), level) for name, level in added.items()}
     return update, NoiseLevel(levels)
+
+
+def noise_added(step: ClientStep, plugin: Any, update: Update) -> dict[str, float]:
+    """Return the level of a defence's noise on each parameter that gets it.
+
+    Args:
+        step: the step that made the update.
+        plugin: the defence.
+        update: parameter name -> update without its noise.
+    """
+    added = plugin.added_noise(step, update)
+    return dict.fromkeys(part_of(update, plugin.chosen(step.model)), added) if added else {}

@@ -54,7 +54,7 @@ def record_of(
         verification=verification,
         loss=_finite(provenance.loss),
         learning_rate=_finite(provenance.learning_rate),
-        shipped_defense="+".join(map(_with_strength, shipped)) or "none",
+        shipped_defense="+".join(map(DeclaredDefense.with_numbers, shipped)) or "none",
         n_sentences=_sentences(snapshot, min_tokens),
         beyond_hidden=beyond_hidden(snapshot),
         words_not_kept=snapshot.parts is not None and snapshot.observation.facts.task != "classification",
@@ -69,7 +69,7 @@ def record_as_sent(record: StepRecord, stamp: Verification, shipped: tuple[Decla
         stamp: of the sent update.
         shipped: the declared defences in it, with the options that the protocol declares.
     """
-    shown = "+".join(map(_with_strength, shipped)) or "none"
+    shown = "+".join(map(DeclaredDefense.with_numbers, shipped)) or "none"
     return record.model_copy(update={"sent": stamp, "shipped_defense": shown})
 
 
@@ -132,7 +132,9 @@ def regime_of(snapshot: Snapshot, before: Regime | None) -> Regime:
         declared_defenses=tuple(
             dict.fromkeys([*((before and before.declared_defenses) or ()), *(d.name for d in declared)])
         ),
-        declared=tuple(dict.fromkeys([*(before.declared if before else ()), *map(_with_strength, declared)])),
+        declared=tuple(
+            dict.fromkeys([*(before.declared if before else ()), *map(DeclaredDefense.with_numbers, declared)])
+        ),
         tokens=max(before.tokens if before else "", tokens, key=_top) if tokens != "0" else "",
         embeddings=parts.embeddings,
         head=parts.head,
@@ -251,17 +253,6 @@ def _phase(step: int, total: int | None) -> Any:
     if not total:
         return "simulated"
     return ("early", "middle", "late")[min(2, 3 * step // total)]
-
-
-def _with_strength(defense: DeclaredDefense) -> str:
-    """Return a declared defence with its numbers, such as `gaussian-noise(scale=0.1)`."""
-    numbers = {
-        key: value
-        for key, value in defense.parameters.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    shown = ", ".join(f"{key}={value:g}" for key, value in numbers.items())
-    return f"{defense.name}({shown})" if numbers else defense.name
 
 
 def _finite(number: float | None) -> float | None:

@@ -41,6 +41,16 @@ class DeclaredDefense(Facts):
         name, parameters = defenses.current(data["name"], data.get("parameters", {}))
         return {**data, "name": name, "parameters": parameters}
 
+    def with_numbers(self) -> str:
+        """Return its name with its numbers, such as `gaussian-noise(scale=0.1)`."""
+        numbers = {
+            key: value
+            for key, value in self.parameters.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        shown = ", ".join(f"{key}={value:g}" for key, value in numbers.items())
+        return f"{self.name}({shown})" if numbers else self.name
+
     def known(self) -> Any:
         """Return the registered defence with these options; None if there is none.
 

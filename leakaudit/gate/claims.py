@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, FiniteFloat
 
 from leakaudit.gate.policy_parts import PolicyPart
-from leakaudit.gate.verdict import RuleVerdict, Status
+from leakaudit.gate.verdict import NO_STEPS, RuleVerdict, Status
 from leakaudit.results.as_sent import AS_SENT
 from leakaudit.results.canaries import bounded, bounds_on, strongest
 from leakaudit.results.conformance import CONTRADICTED, ConformanceCheck
@@ -91,16 +91,11 @@ def judge_claim(
         upper=None,
         threshold=claimed.max,
         margin=None if answer.epsilon is None else claimed.max - answer.epsilon,
-        more_clean_steps=None,
         confidence=_NO_SAMPLE if refuted is None else refuted.confidence,
         method=_NUMBER if refuted is None else "secrets recovered from single steps (Clopper-Pearson)",
-        censored=0,
-        lost=0,
-        due=0,
-        left_out=0,
         reasons=reasons,
         sentence=f"{answer.said} {allowed}",
-        worst=None,
+        **NO_STEPS,
     )
 
 

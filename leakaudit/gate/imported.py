@@ -29,7 +29,7 @@ from leakaudit.config.duration import length_of
 from leakaudit.errors import ResultsError
 from leakaudit.files.strict_json import parse_json, read_bounded
 from leakaudit.gate.policy import ImportedRule, Policy
-from leakaudit.gate.verdict import ImportVerdict, RuleVerdict, Status
+from leakaudit.gate.verdict import NO_STEPS, ImportVerdict, RuleVerdict, Status
 from leakaudit.gate.wording import number, percent
 from leakaudit.results import bounds as stats
 from leakaudit.results.consistency import CLOCK_SLACK, moment
@@ -250,16 +250,11 @@ def _judge(policy: Policy, rule: ImportedRule, imported: Imported | None, now: d
         upper=upper,
         threshold=rule.max_value,
         margin=None if upper is None else rule.max_value - upper,
-        more_clean_steps=None,
         confidence=confidence,
         method=_METHOD if share else "",
-        censored=0,
-        lost=0,
-        due=0,
-        left_out=0,
         reasons=tuple(reasons),
         sentence=_sentence(rule, share, missing, imported, lower, upper, confidence),
-        worst=None,
+        **NO_STEPS,
     )
 
 

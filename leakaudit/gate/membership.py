@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator
 
 from leakaudit.gate.policy_parts import PolicyPart
-from leakaudit.gate.verdict import RuleVerdict, Status
+from leakaudit.gate.verdict import NO_STEPS, RuleVerdict, Status
 from leakaudit.results.as_sent import shipped_column
 from leakaudit.results.membership import (
     ATTACK,
@@ -155,16 +155,11 @@ def _verdict(
         upper=upper,
         threshold=limit.max_tpr,
         margin=None if upper is None else limit.max_tpr - upper,
-        more_clean_steps=None,
         confidence=sure,
         method="" if bounds is None else bounds.method,
-        censored=0,
-        lost=0,
-        due=0,
-        left_out=0,
         reasons=tuple(dict.fromkeys(reasons)),
         sentence=f"{_said(found, point)} {allowed}",
-        worst=None,
+        **NO_STEPS,
     )
 
 

@@ -5,6 +5,7 @@ The module has over 400 lines, because it describes one document, and every key 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -150,6 +151,17 @@ class RuleVerdict(_Verdict):
         if self.waived:
             return "WAIVED"
         return "WARN" if self.level == "warn" and self.status is Status.FAIL else self.status.value
+
+
+NO_STEPS: Mapping[str, Any] = {
+    "more_clean_steps": None,
+    "censored": 0,
+    "lost": 0,
+    "due": 0,
+    "left_out": 0,
+    "worst": None,
+}
+"""What a rule says that counts no steps, such as one on a claimed epsilon."""
 
 
 class ControlVerdict(_Verdict):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from scipy import stats
 
-from leakaudit.audit.accounting import least_epsilon
+from leakaudit.audit.accounting import Epsilon, least_epsilon
 from leakaudit.audit.conformance.measured import StepMeasured
 from leakaudit.results.conformance import ConformanceCheck
 from leakaudit.results.schema import Privacy
@@ -98,38 +98,24 @@ def composition(
     for one in numbers:
         yield _composed(one, taken, noise_multiplier) if one.covers == "run" else _of_message(one, message_multiplier)
     if not numbers:
-        yield ConformanceCheck(
-            about="composition",
-            outcome="not tested",
-            sentence="Nobody states an epsilon, so there is no number to compare.",
-        )
+        yield _untested("Nobody states an epsilon, so there is no number to compare.")
 
 
 def _of_message(one: Privacy, multiplier: float | None) -> ConformanceCheck:
     """Compare the epsilon of one message with the least one that its noise allows."""
     claim = one.epsilon or 0.0
-    least = least_epsilon(multiplier, 1.0, 1, one.delta) if multiplier and one.delta else None
-    if least is None or least.value is None:
-        why = "the bound and the noise of a message are not declared" if least is None else least.why_not
-        return ConformanceCheck(
-            about="composition",
-            outcome="not tested",
-            sentence=f"The epsilon of {claim:.3g} for one message is not computed again: {why}.",
-        )
-    below = claim < ROUNDED_CLAIM * least.value
+    again = f"The epsilon of {claim:.3g} for one message is not computed again"
+    if not multiplier or not one.delta:
+        return _untested(f"{again}: the bound and the noise of a message are not declared.")
+    least = least_epsilon(multiplier, 1.0, 1, one.delta)
     what = f"one message with noise of {multiplier:g} times the bound"
-    said = (
-        f"The claim of epsilon = {claim:.3g} for one message is too small: {what} cannot have less than {least.value:.3g} at delta = "
-        f"{one.delta:g} ({least.accountant})."
-        if below
-        else f"An epsilon of {claim:.3g} is possible for {what} ({least.accountant}). The epsilons of several messages are not added up."
-    )
-    return ConformanceCheck(
-        about="composition",
-        outcome="contradicted" if below else "not contradicted",
-        sentence=said,
-        expected=claim,
-        observed=least.value,
+    return _compared(
+        claim,
+        least,
+        again,
+        f"The claim of epsilon = {claim:.3g} for one message is too small: {what} cannot have less than",
+        one.delta,
+        f"An epsilon of {claim:.3g} is possible for {what} ({least.accountant}). The epsilons of several messages are not added up.",
     )
 
 
@@ -160,29 +146,47 @@ def _composed(one: Privacy, taken: int | None, noise_multiplier: float | None) -
             observed=noise_multiplier,
         )
     if not noise or not one.sampling_rate or not steps or not one.delta:
-        return ConformanceCheck(
-            about="composition",
-            outcome="not tested",
-            sentence=f"The epsilon of {claim:.3g} cannot be computed again: the noise multiplier, the sampling rate, the number of steps and delta have to be known.",
+        return _untested(
+            f"The epsilon of {claim:.3g} cannot be computed again: the noise multiplier, the sampling rate, the number of steps and delta have "
+            "to be known."
         )
     least = least_epsilon(float(noise), float(one.sampling_rate), int(steps), float(one.delta))
-    if least.value is None:
-        return ConformanceCheck(
-            about="composition",
-            outcome="not tested",
-            sentence=f"The epsilon of {claim:.3g} is not computed again: {least.why_not}.",
-        )
-    below = claim < ROUNDED_CLAIM * least.value
-    said = (
-        f"{whose} says epsilon = {claim:.3g}, but {counted(int(steps), 'step')} with noise multiplier {noise:g} and Poisson samples at a rate "
-        f"of {one.sampling_rate:g} cannot have less than {least.value:.3g} at delta = {one.delta:g} ({least.accountant})."
-        if below
-        else f"An epsilon of {claim:.3g} is possible for {counted(int(steps), 'step')} with the stated noise and Poisson samples at the stated rate ({least.accountant})."
+    what = counted(int(steps), "step")
+    return _compared(
+        claim,
+        least,
+        f"The epsilon of {claim:.3g} is not computed again",
+        f"{whose} says epsilon = {claim:.3g}, but {what} with noise multiplier {noise:g} and Poisson samples at a rate of "
+        f"{one.sampling_rate:g} cannot have less than",
+        one.delta,
+        f"An epsilon of {claim:.3g} is possible for {what} with the stated noise and Poisson samples at the stated rate ({least.accountant}).",
     )
+
+
+def _untested(sentence: str) -> ConformanceCheck:
+    return ConformanceCheck(about="composition", outcome="not tested", sentence=sentence)
+
+
+def _compared(
+    claim: float, least: Epsilon, again: str, too_small: str, delta: float, possible: str
+) -> ConformanceCheck:
+    """Compare a stated epsilon with the least possible one.
+
+    Args:
+        claim: the stated epsilon.
+        least: the answer of an accountant.
+        again: how the sentence begins if that accountant has none.
+        too_small: how it begins if the claim is below.
+        delta: at which both hold.
+        possible: the sentence if the claim is not below.
+    """
+    if least.value is None:
+        return _untested(f"{again}: {least.why_not}.")
+    below = claim < ROUNDED_CLAIM * least.value
     return ConformanceCheck(
         about="composition",
         outcome="contradicted" if below else "not contradicted",
-        sentence=said,
+        sentence=f"{too_small} {least.value:.3g} at delta = {delta:g} ({least.accountant})." if below else possible,
         expected=claim,
         observed=least.value,
     )

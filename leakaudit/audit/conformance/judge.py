@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from scipy import stats
 from leakaudit.audit.conformance.causes import cause_of
 from leakaudit.audit.conformance.draws import distribution, independence, repeated
 from leakaudit.audit.conformance.measure import Measurement
-from leakaudit.audit.conformance.measured import NO_NOISE, StepMeasured
+from leakaudit.audit.conformance.measured import NO_NOISE, ParameterNoise, StepMeasured
 from leakaudit.audit.conformance.signal import (
     AS_DECLARED,
     Signal,
@@ -81,12 +81,13 @@ class Pooled:
         return 4 / math.sqrt(2 * self.entries) + self.rounding / math.sqrt(self.squares or 1.0)
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, float, float]]) -> Pooled:
-        """Add up (entries, squares, rounding)."""
+    def of(cls, parts: Iterable[ParameterNoise | StepMeasured | Pooled]) -> Pooled:
+        """Add up the noise of parameters, of steps, or of both together."""
+        found = list(parts)
         return cls(
-            sum(entries for entries, _, _ in parts),
-            sum(squares for _, squares, _ in parts),
-            math.sqrt(sum(rounding**2 for *_, rounding in parts)),
+            sum(one.entries for one in found),
+            sum(one.squares for one in found),
+            math.sqrt(sum(one.rounding**2 for one in found)),
         )
 
 
@@ -157,8 +158,8 @@ def _noise(steps: Sequence[StepMeasured], share: float, unknown_signal: bool) ->
     by_name = _by_parameter(steps)
     tests = len(by_name) + len(steps)
     wrong = {name: pool for name, pool in by_name.items() if pool.p_value() <= share / tests}
-    wrong_steps = [step for step in steps if _pool(step).p_value() <= share / tests]
-    whole = Pooled.of([(step.entries, step.squares, step.rounding) for step in steps])
+    wrong_steps = [step for step in steps if Pooled.of([step]).p_value() <= share / tests]
+    whole = Pooled.of(steps)
     lower, upper = whole.interval()
     numbers: Any = {"expected": 1.0, "observed": whole.ratio, "lower": lower, "upper": upper, "tests": tests}
     if not wrong and not wrong_steps:
@@ -188,7 +189,7 @@ def _wrong_level(
 ) -> Iterator[ConformanceCheck]:
     """Yield what is known of noise with another standard deviation."""
     if cause := _by_batch_size(steps, set(rest)):
-        ratio = _together(rest).ratio
+        ratio = Pooled.of(rest.values()).ratio
         yield ConformanceCheck(
             about="denominator", outcome="contradicted", sentence=cause, observed=ratio, expected=1.0
         )
@@ -196,17 +197,17 @@ def _wrong_level(
     most = sum(pool.entries for pool in wrong.values()) > sum(pool.entries for pool in rest.values()) / 2
     bare = [step for step in steps if step.ratio < NO_NOISE]
     if bare and len(bare) < len(steps):
-        noisy = Pooled.of([(step.entries, step.squares, step.rounding) for step in steps if step not in bare])
+        noisy = Pooled.of(step for step in steps if step not in bare)
         said = f"No noise is on {counted(len(bare), 'step')} of {len(steps)}, such as {bare[0].step}"
         said += (
             ""
             if noisy.p_value() > _SAME_LEVEL
             else f"; that of the others is {noisy.ratio:.3g} times as large as declared"
         )
-        yield _about(rest, f"{said}.", tests, Pooled.of([(one.entries, one.squares, one.rounding) for one in bare]))
+        yield _about(rest, f"{said}.", tests, Pooled.of(bare))
         return
     if most or not wrong:
-        pool = _together(rest)
+        pool = Pooled.of(rest.values())
         yield _about(rest, _level_in_words("The noise", pool, steps, rest), tests, pool)
         return
     groups: dict[float, dict[str, Pooled]] = {}
@@ -214,7 +215,7 @@ def _wrong_level(
         like = next((ratio for ratio in groups if abs(one.ratio / ratio - 1) <= one.error + _SAME_RATIO), None)
         groups.setdefault(one.ratio if like is None else like, {})[name] = one
     for group in groups.values():
-        pool = _together(group)
+        pool = Pooled.of(group.values())
         yield _about(group, _level_in_words(f"The noise of {_named(group)}", pool, steps, group), tests, pool)
 
 
@@ -225,10 +226,6 @@ def _level_in_words(whose: str, pool: Pooled, steps: Sequence[StepMeasured], gro
     if certain and max(certain) > (1 + 2 * _CLEAR_RATIO_ERROR) * min(certain):
         said += f", {min(certain):.3g} to {max(certain):.3g} times by parameter"
     return f"{said}: {cause}." if cause else f"{said}; no usual mistake explains the factor."
-
-
-def _together(group: dict[str, Pooled]) -> Pooled:
-    return Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
 
 
 _SAME_LEVEL = 1e-4
@@ -246,17 +243,11 @@ def _by_batch_size(steps: Sequence[StepMeasured], names: set[str]) -> str:
 
     Empty if the noise does not fit this.
     """
-    odd = [
-        step
-        for step in steps
-        if step.expected_examples
-        and abs(step.expected_examples / step.processes - step.examples / step.processes) > 1e-9
-    ]
-    if not odd:
+    if not _of_another_size(steps):
         return ""
     for step in steps:
-        parts = [(one.entries, one.squares, one.rounding) for one in step.parameters if one.name in names]
-        pool, per = Pooled.of(parts), (step.expected_examples or 1) / step.examples
+        pool = Pooled.of(one for one in step.parameters if one.name in names)
+        per = (step.expected_examples or 1) / step.examples
         if abs(pool.ratio / per - 1) > pool.error:
             return ""
     return (
@@ -265,9 +256,14 @@ def _by_batch_size(steps: Sequence[StepMeasured], names: set[str]) -> str:
     )
 
 
+def _of_another_size(steps: Sequence[StepMeasured]) -> list[StepMeasured]:
+    """Return the steps whose batch has another size than the expected one."""
+    return [s for s in steps if s.expected_examples and not math.isclose(s.examples, s.expected_examples)]
+
+
 def _denominator(steps: Sequence[StepMeasured]) -> ConformanceCheck:
     """Return what an unchanged noise level says of the divisor."""
-    differ = [step for step in steps if step.expected_examples and step.examples != step.expected_examples]
+    differ = _of_another_size(steps)
     if not differ:
         return ConformanceCheck(
             about="denominator",
@@ -282,19 +278,15 @@ def _denominator(steps: Sequence[StepMeasured]) -> ConformanceCheck:
 
 
 def _by_parameter(steps: Sequence[StepMeasured]) -> dict[str, Pooled]:
-    parts: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    parts: dict[str, list[ParameterNoise]] = defaultdict(list)
     for step in steps:
         for one in step.parameters:
-            parts[one.name].append((one.entries, one.squares, one.rounding))
+            parts[one.name].append(one)
     return {name: Pooled.of(found) for name, found in parts.items()}
 
 
-def _pool(step: StepMeasured) -> Pooled:
-    return Pooled(step.entries, step.squares, step.rounding)
-
-
 def _about(group: dict[str, Pooled], sentence: str, tests: int, pool: Pooled | None = None) -> ConformanceCheck:
-    pool = pool or Pooled.of([(one.entries, one.squares, one.rounding) for one in group.values()])
+    pool = pool or Pooled.of(group.values())
     lower, upper = pool.interval()
     return ConformanceCheck(
         about="noise",

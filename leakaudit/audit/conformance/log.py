@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from leakaudit.audit.conformance.measure import Measurement
 from leakaudit.audit.conformance.measured import Measured, Sketch, StepMeasured
-from leakaudit.errors import ResultsError
-from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import append_line
-from leakaudit.files.regular_files import read_regular
+from leakaudit.audit.step_lines import StepLines
 
 LOG_FILE = "conformance.jsonl"
 """Name of the file."""
@@ -35,7 +31,7 @@ class ConformanceLog:
 
     def __init__(self, folder: Path) -> None:
         """Open the log of an audit's folder."""
-        self._path = folder / LOG_FILE
+        self._lines = StepLines(folder / LOG_FILE, _Line)
 
     def add(self, found: Measurement) -> None:
         """Append a measured step."""
@@ -43,14 +39,11 @@ class ConformanceLog:
             name: base64.b64encode(row.contiguous().numpy().tobytes()).decode()
             for name, row in found.sketch.rows.items()
         }
-        self._append(_Line(step=found.step.step, measured=found.step, sketch=rows))
+        self._lines.append(_Line(step=found.step.step, measured=found.step, sketch=rows))
 
     def leave_out(self, step: str, why: str) -> None:
         """Append a step that could not be measured, with a clause that says why."""
-        self._append(_Line(step=step, why_not=why))
-
-    def _append(self, line: _Line) -> None:
-        append_line(self._path, line.model_dump_json())
+        self._lines.append(_Line(step=step, why_not=why))
 
     def read(self) -> tuple[list[Measurement], list[str]]:
         """Return the measured steps, and why others were not measured.
@@ -60,19 +53,7 @@ class ConformanceLog:
         Raises:
             ResultsError: the file cannot be read.
         """
-        try:
-            content = read_regular(self._path)
-        except FileNotFoundError:
-            return [], []
-        except OSError as error:
-            raise ResultsError(f"{self._path}: cannot be read ({type(error).__name__})") from None
-        lines: dict[str, _Line] = {}
-        for text in split_lines(content):
-            try:
-                line = _Line.model_validate_json(text)
-            except ValidationError:
-                continue
-            lines[line.step] = line
+        lines = {line.step: line for line in self._lines.read()}
         found = [_measurement(line) for line in lines.values() if line.measured is not None]
         return found, [line.why_not for line in lines.values() if line.measured is None]
 

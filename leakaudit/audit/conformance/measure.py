@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ from leakaudit.audit.conformance.measured import (
     sketch_of,
 )
 from leakaudit.audit.declared_noise import noise_is_changed
-from leakaudit.audit.expected_update import expected_update
+from leakaudit.audit.expected_update import expected_update, noise_added
+from leakaudit.client.noise_level import NoiseLevel
 from leakaudit.client.per_example import ExampleClipping, clipping_factor
 from leakaudit.client.step import ClientStep
 from leakaudit.errors import SnapshotError
@@ -86,7 +87,7 @@ def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Updat
     else:
         sums = Sums.of(step, clipping, alone=not accuracy.is_coarse)
         expected = sums.updates[DECLARED]
-        levels = expected_update(step, [_Added(plugin) for plugin in plugins], expected, observed, accuracy.largest)[1]
+        levels = NoiseLevel(dict.fromkeys(expected, 0.0) | noise_added(step, plugins[0], expected))
     sigma = dict(levels.by_parameter)
     if not any(sigma.values()):
         return None
@@ -99,7 +100,7 @@ def measure(step_id: str, step: ClientStep, observed: Update, *, repeated: Updat
     return Measurement(
         StepMeasured(
             step=step_id,
-            mechanism=" + ".join(_with_numbers(plugin) for plugin in plugins),
+            mechanism=" + ".join(plugin.declared().with_numbers() for plugin in plugins),
             examples=step.truth.examples(),
             expected_examples=None if clipping is None else clipping.divisor,
             passes=len(step.truth.micro_batches),
@@ -159,24 +160,6 @@ def _clipping(step: ClientStep, plugins: list[Any], observed: Update) -> Example
     """
     found: ExampleClipping | None = plugins[0].example_clipping(step, observed)
     return found if found is None or len(plugins) == 1 else None
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A defence whose expected update is known already."""
-
-    plugin: Any
-
-    def expected(self, _step: ClientStep, recomputed: Update, _observed: Update, _tolerance: float) -> Update:
-        return recomputed
-
-    def added_noise(self, step: ClientStep, clean: Update) -> float:
-        level: float = self.plugin.added_noise(step, clean)
-        return level
-
-    def chosen(self, model: torch.nn.Module) -> frozenset[str] | None:
-        names: frozenset[str] | None = self.plugin.chosen(model)
-        return names
 
 
 @dataclass(frozen=True)
@@ -336,15 +319,3 @@ def _change_of_clipped_mean(length: float, own: float, shared: float, examples: 
     other = clipping_factor(bound, torch.tensor(rest / (examples - 1))) / (examples - 1)
     squared = (one - other) ** 2 * length**2 + 2 * (one - other) * other * shared + other**2 * own
     return math.sqrt(max(0.0, squared))
-
-
-def _with_numbers(plugin: Any) -> str:
-    """Return a defence with its numbers, such as `dp-sgd(noise_multiplier=1)`."""
-    numbers = ", ".join(_numbers(plugin.declared().parameters))
-    return f"{plugin.name}({numbers})" if numbers else plugin.name
-
-
-def _numbers(parameters: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in parameters.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{name}={value:g}"

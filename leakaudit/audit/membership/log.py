@@ -8,12 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from leakaudit.errors import ResultsError
-from leakaudit.files.json_lines import split_lines
-from leakaudit.files.private_files import append_line
-from leakaudit.files.regular_files import read_regular
+from leakaudit.audit.step_lines import StepLines
 
 FILE = "membership.jsonl"
 """Name of the file."""
@@ -69,22 +66,19 @@ class MembershipLog:
 
     def __init__(self, folder: Path) -> None:
         """Open the log of an audit's folder."""
-        self._path = folder / FILE
+        self._lines = StepLines(folder / FILE, _Line)
 
     def add(self, step: str, scored: Scored) -> None:
         """Append the scores of a step."""
-        self._append(_Line(step=step, scored=scored))
+        self._lines.append(_Line(step=step, scored=scored))
 
     def leave_out(self, step: str, why: str) -> None:
         """Append a step that could not be tested, with a clause that says why."""
-        self._append(_Line(step=step, why_not=why))
-
-    def _append(self, line: _Line) -> None:
-        append_line(self._path, line.model_dump_json())
+        self._lines.append(_Line(step=step, why_not=why))
 
     def has(self, step: str) -> bool:
         """Return whether a step was tested or left out."""
-        return any(line.step == step for line in self._lines())
+        return any(line.step == step for line in self._lines.read())
 
     def read(self) -> tuple[dict[str, Scored], list[str]]:
         """Return step id -> scores, and why other steps were not tested.
@@ -94,21 +88,6 @@ class MembershipLog:
         Raises:
             ResultsError: the file cannot be read.
         """
-        lines = {line.step: line for line in self._lines()}
+        lines = {line.step: line for line in self._lines.read()}
         found = {step: line.scored for step, line in lines.items() if line.scored is not None}
         return found, [line.why_not for line in lines.values() if line.scored is None]
-
-    def _lines(self) -> list[_Line]:
-        try:
-            content = read_regular(self._path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise ResultsError(f"{self._path}: cannot be read ({type(error).__name__})") from None
-        found = []
-        for text in split_lines(content):
-            try:
-                found.append(_Line.model_validate_json(text))
-            except ValidationError:
-                continue
-        return found
